@@ -1,0 +1,1 @@
+"""kernellib: kernels, wrappers and the instruments to develop them. Public names only."""
