@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line ``python -m kernellib.workbook list | run``.
+
+Exit status: 0 every chosen notebook passed; 1 at least one failed (the others ran, the index page
+says which claim); 2 the command asked for something that does not exist (notebook, parameter,
+target, profile); 130 interrupted, with the index page of what had finished.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ..targets import TargetUnavailableError, resolve
+from .discovery import Notebook, default_notebooks_dir, find_notebooks
+from .errors import UsageError
+from .report import render_index, render_notebook
+from .runner import PROFILES, Limits, NotebookResult, run_notebooks, write_summary
+
+PROGRAM = "python -m kernellib.workbook"
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="List and run kernellib's notebooks headlessly.",
+    pretty_exceptions_show_locals=False,
+)
+
+NotebooksOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--notebooks", help="Folder with the notebooks; by default the checkout's.", file_okay=False
+    ),
+]
+
+
+class ConsoleProgress:
+    """Shows one notebook's cells: a live line in a terminal, one printed line per cell elsewhere."""
+
+    def __init__(self, console: Console, progress: Progress | None, title: str) -> None:
+        self._console = console
+        self._progress = progress
+        self._task: TaskID | None = (
+            progress.add_task(title, total=None, cell="starting the kernel") if progress else None
+        )
+        self._label = ""
+        if progress is None:
+            console.print(f"{title}")
+
+    def cell_started(self, index: int, num_cells: int, label: str) -> None:
+        """See ``engine.ProgressListener``."""
+        self._label = label
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, total=num_cells, completed=index, cell=label)
+
+    def cell_finished(self, index: int, num_cells: int, seconds: float) -> None:
+        """See ``engine.ProgressListener``."""
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=index + 1)
+        else:
+            self._console.print(
+                f"  cell {index + 1}/{num_cells} {seconds:7.1f} s  {self._label}",
+                markup=False,
+                highlight=False,
+            )
+
+    def output(self, text: str) -> None:
+        """Shows the last line a cell printed beside its label, in a terminal only."""
+        lines = [line for line in text.splitlines() if line.strip()]
+        if lines and self._progress is not None and self._task is not None:
+            self._progress.update(self._task, cell=f"{self._label}: {lines[-1].strip()[:60]}")
+
+    def close(self) -> None:
+        """Removes the live line; the notebook's verdict is printed in its place."""
+        if self._progress is not None and self._task is not None:
+            self._progress.remove_task(self._task)
+
+
+def _fail_usage(console: Console, error: Exception) -> typer.Exit:
+    console.print(f"error: {error}", style="red", markup=False, highlight=False)
+    return typer.Exit(EXIT_USAGE)
+
+
+@app.command("list")
+def list_command(notebooks: NotebooksOption = None) -> None:
+    """List the notebooks with their parameters and defaults."""
+    console = Console()
+    try:
+        found = find_notebooks(notebooks or default_notebooks_dir())
+    except UsageError as error:
+        raise _fail_usage(Console(stderr=True), error) from error
+    table = Table("notebook", "title", "parameters", show_lines=True)
+    for notebook in found:
+        lines = [
+            f"{spec.name}: {spec.type_name} = {spec.default!r}"
+            + (f"  ({spec.help.lstrip('# ')})" if spec.help else "")
+            for spec in notebook.parameters.values()
+        ]
+        table.add_row(notebook.name, notebook.title, "\n".join(lines) or notebook.problem or "none")
+    console.print(table)
+
+
+def _print_verdict(console: Console, result: NotebookResult) -> None:
+    holding = sum(claim["verdict"] == "pass" for claim in result.claims)
+    mark = "[green]passed[/]" if result.passed else "[bold red]FAILED[/]"
+    console.print(
+        f"{mark} {result.notebook.name}  {holding}/{len(result.claims)} claims  {result.duration_s:.1f} s",
+        highlight=False,
+    )
+    if result.failure is not None:
+        text = f"  {result.failure.kind}: {result.failure.message}"
+        tail = result.failure.traceback.strip().splitlines()[-12:]
+        console.print("\n    ".join([text, *tail]), style="red", markup=False, highlight=False)
+
+
+@dataclass
+class _Reporter:
+    """Shows progress, and rewrites the index page after every notebook so that it exists when interrupted."""
+
+    console: Console
+    out: Path
+    where: str
+    num_notebooks: int
+    results: list[NotebookResult] = field(default_factory=list)
+    live: Progress | None = None
+    current: ConsoleProgress | None = None
+
+    @property
+    def index(self) -> Path:
+        return self.out / "index.html"
+
+    def __enter__(self) -> _Reporter:
+        if self.console.is_terminal:
+            self.live = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=20),
+                TextColumn("{task.completed}/{task.total} cells"),
+                TimeElapsedColumn(),
+                TextColumn("{task.fields[cell]}"),
+                console=self.console,
+                transient=True,
+            )
+            self.live.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def listener_for(self, notebook: Notebook) -> ConsoleProgress:
+        title = f"({len(self.results) + 1}/{self.num_notebooks}) {notebook.name}"
+        self.current = ConsoleProgress(self.console, self.live, title)
+        return self.current
+
+    def finished(self, result: NotebookResult) -> None:
+        self.results.append(result)
+        render_notebook(result, self.index)
+        render_index(self.results, self.index, self.where)
+        write_summary(self.results, self.out / "summary.json")
+        if self.current is not None:
+            self.current.close()
+        _print_verdict(self.console, result)
+
+
+def join_parameter_pairs(arguments: Sequence[str]) -> list[str]:
+    """Rewrites ``-p NAME VALUE`` to ``-p NAME=VALUE``, the form typer can read; values may start with "-".
+
+    Example:
+        >>> join_parameter_pairs(["run", "-p", "seed", "-1", "-p", "trials=3"])
+        ['run', '-p', 'seed=-1', '-p', 'trials=3']
+    """
+    joined: list[str] = []
+    pending = list(arguments)
+    while pending:
+        argument = pending.pop(0)
+        joined.append(argument)
+        if argument in {"-p", "--parameter"} and pending:
+            name = pending.pop(0)
+            joined.append(f"{name}={pending.pop(0)}" if "=" not in name and pending else name)
+    return joined
+
+
+def parse_overrides(pairs: Sequence[str]) -> dict[str, str]:
+    """``NAME=VALUE`` texts as a mapping.
+
+    Raises:
+        UsageError: a text without "=" or without a name, or a name given twice.
+    """
+    overrides: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise UsageError(f"-p got {pair!r}, wanted NAME VALUE, for example: -p trials 5")
+        if name in overrides:
+            raise UsageError(f"-p {name} is given twice; give it once")
+        overrides[name] = value
+    return overrides
+
+
+@app.command("run")
+def run_command(  # noqa: PLR0917  (typer passes options by name)
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME]...", help="Full name, folder, or a unique ending; all notebooks by default."
+        ),
+    ] = None,
+    target: Annotated[str, typer.Option(help="auto, mi355x, cuda, emulator or reference.")] = "auto",
+    profile: Annotated[str, typer.Option(help="quick or full.")] = "quick",
+    parameters: Annotated[
+        list[str] | None,
+        typer.Option("-p", "--parameter", metavar="NAME VALUE", help="Set a notebook parameter; may repeat."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed for the notebooks that declare one.")] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for pages, artifacts and pictures.", file_okay=False)
+    ] = Path("out"),
+    notebooks: NotebooksOption = None,
+    cell_timeout: Annotated[float | None, typer.Option(min=0.1, help="Seconds for one cell.")] = None,
+    run_timeout: Annotated[float | None, typer.Option(min=0.1, help="Seconds for one notebook.")] = None,
+) -> None:
+    """Run notebooks headlessly and write an index page of their claims."""
+    errors = Console(stderr=True)
+    try:
+        if profile not in PROFILES:
+            raise UsageError(f"profile got {profile!r}, wanted one of {', '.join(PROFILES)}")
+        overrides = parse_overrides(parameters or [])
+        found = find_notebooks(notebooks or default_notebooks_dir(), names or [])
+        info = resolve(target)
+        limits = Limits(cell_timeout or PROFILES[profile].cell_s, run_timeout or PROFILES[profile].run_s)
+        out.mkdir(parents=True, exist_ok=True)
+        with _Reporter(Console(), out, f"{info.name} ({info.device_name})", len(found)) as reporter:
+            results = run_notebooks(
+                found,
+                out,
+                limits,
+                common={"target": target, "profile": profile, "seed": seed},
+                overrides=overrides,
+                listener_for=reporter.listener_for,
+                finished=reporter.finished,
+            )
+    except (UsageError, TargetUnavailableError) as error:
+        raise _fail_usage(errors, error) from error
+    except KeyboardInterrupt as error:
+        errors.print(f"interrupted; what finished is in {out / 'index.html'}", style="red", highlight=False)
+        raise typer.Exit(EXIT_INTERRUPTED) from error
+    failed = [result.notebook.name for result in results if not result.passed]
+    Console().print(f"index page: {out / 'index.html'}", highlight=False, soft_wrap=True)
+    if failed:
+        errors.print(f"{len(failed)} of {len(results)} notebooks failed: {', '.join(failed)}", style="red")
+        raise typer.Exit(EXIT_FAILED)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point; ``arguments`` default to the command line's."""
+    app(args=join_parameter_pairs(sys.argv[1:] if arguments is None else arguments), prog_name=PROGRAM)
