@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fused multiply-add with one rounding, clamp and output modifiers.
 
-numpy has no fma. In float64 a product of two float32 values is exact, so `a*b + c` in float64 has one rounding
-(to 53 bits) and the cast to float32 a second. The second one spoils the first only where the float64 sum lies
-exactly half way between two float32 values and was itself inexact; those lanes, 2**-29 of random ones, are found
-by their low 29 bits and moved one float64 ulp towards the exact sum. Results below the normal range round at
-another bit; they raise the processor's underflow flag, which costs nothing to watch.
+numpy has no fma. In float64 a product of two float32 values is exact, so `a*b + c` in float64 has one
+rounding (to 53 bits) and the cast to float32 a second. The second one spoils the first only where the float64
+sum lies exactly half way between two float32 values and was itself inexact; those lanes, 2**-29 of random
+ones, are found by their low 29 bits and moved one float64 ulp towards the exact sum. Results below the normal
+range round at another bit; they raise the processor's underflow flag, which costs nothing to watch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _PROBE_LANES = 64
 
 
 class _Scratch(threading.local):
-    """Work arrays, per thread and per size: allocating 64 kB eight times per call would cost more than adding."""
+    """Work arrays, per thread and per size: allocating 64 kB eight times per call would cost more than
+    adding."""
 
     def __init__(self) -> None:
         self.by_size: dict[int, tuple[Array, Array, Array, Array]] = {}
@@ -147,8 +148,8 @@ def fma64(a: Array, b: Array, c: Array) -> Array:
     """a * b + c in float64, rounded once to nearest even: v_fma_f64, v_fmac_f64.
 
     Uses error-free transformations and a round-to-odd intermediate sum (Boldo and Melquiond, "Emulation of a
-    FMA and correctly rounded sums"); lanes whose exponents leave the range in which those are exact are computed
-    with rational arithmetic. Source: CDNA4 ISA, V_FMA_F64.
+    FMA and correctly rounded sums"); lanes whose exponents leave the range in which those are exact are
+    computed with rational arithmetic. Source: CDNA4 ISA, V_FMA_F64.
     """
     a, b, c = np.broadcast_arrays(a, b, c)
     with np.errstate(all="ignore"):
@@ -213,7 +214,9 @@ def fma16(a: Array, b: Array, c: Array) -> Array:
     one cast is correctly rounded. Source: CDNA4 ISA, V_FMA_F16.
     """
     with np.errstate(all="ignore"):
-        return np.asarray((a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)).astype(np.float16))
+        return np.asarray(
+            (a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)).astype(np.float16)
+        )
 
 
 def add16(a: Array, b: Array) -> Array:
@@ -277,11 +280,10 @@ def output_modifier(x: Array, factor: float) -> Array:
 def negate(x: Array) -> Array:
     """The neg source modifier: flips the sign bit, also of NaN (CDNA4 ISA 6.2.1)."""
     fmt = format_of(x)
-    return (bits_of(x) ^ fmt.scalar(fmt.sign_mask)).view(fmt.dtype)
+    return np.asarray((bits_of(x) ^ fmt.scalar(fmt.sign_mask)).view(fmt.dtype))
 
 
 def absolute(x: Array) -> Array:
     """The abs source modifier: clears the sign bit, also of NaN (CDNA4 ISA 6.2.1)."""
     fmt = format_of(x)
-    return (bits_of(x) & fmt.scalar(fmt.sign_mask - 1)).view(fmt.dtype)
-
+    return np.asarray((bits_of(x) & fmt.scalar(fmt.sign_mask - 1)).view(fmt.dtype))

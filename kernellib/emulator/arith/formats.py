@@ -80,21 +80,24 @@ def bits_of(x: Array) -> Array:
 def is_signaling(x: Array) -> Array:
     """True where `x` is a signaling NaN: quiet bit clear (CDNA4 ISA 9.2.3)."""
     fmt = format_of(x)
-    return np.isnan(x) & ((bits_of(x) & fmt.scalar(fmt.quiet_bit)) == 0)
+    return np.asarray(np.isnan(x) & ((bits_of(x) & fmt.scalar(fmt.quiet_bit)) == 0))
 
 
 def quiet(x: Array) -> Array:
     """`x` with the quiet bit of its NaNs set; other values untouched."""
     fmt = format_of(x)
     bits = bits_of(x)
-    return np.where(np.isnan(x), bits | fmt.scalar(fmt.quiet_bit), bits).astype(fmt.bits_dtype).view(fmt.dtype)
+    return np.asarray(
+        np.where(np.isnan(x), bits | fmt.scalar(fmt.quiet_bit), bits).astype(fmt.bits_dtype).view(fmt.dtype)
+    )
 
 
 def is_denormal(x: Array) -> Array:
     """True where `x` is nonzero with an exponent field of zero."""
     fmt = format_of(x)
     bits = bits_of(x)
-    return ((bits & fmt.scalar(fmt.exponent_mask)) == 0) & ((bits & fmt.scalar(fmt.mantissa_mask)) != 0)
+    no_exponent = (bits & fmt.scalar(fmt.exponent_mask)) == 0
+    return np.asarray(no_exponent & ((bits & fmt.scalar(fmt.mantissa_mask)) != 0))
 
 
 def flush_denormals(x: Array) -> Array:
@@ -105,7 +108,8 @@ def flush_denormals(x: Array) -> Array:
     fmt = format_of(x)
     bits = bits_of(x)
     tiny = (bits & fmt.scalar(fmt.exponent_mask)) == 0
-    return np.where(tiny, bits & fmt.scalar(fmt.sign_mask), bits).astype(fmt.bits_dtype).view(fmt.dtype)
+    flushed = np.where(tiny, bits & fmt.scalar(fmt.sign_mask), bits)
+    return np.asarray(flushed.astype(fmt.bits_dtype).view(fmt.dtype))
 
 
 def with_default_nan(result: Array, *sources: Array) -> Array:
@@ -120,4 +124,4 @@ def with_default_nan(result: Array, *sources: Array) -> Array:
     if not fresh.any():
         return result
     bits = np.where(fresh, fmt.scalar(fmt.default_nan), bits_of(result)).astype(fmt.bits_dtype)
-    return bits.view(fmt.dtype)
+    return np.asarray(bits.view(fmt.dtype))

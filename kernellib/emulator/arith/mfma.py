@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrix multiply-accumulate: D = A B + C for n waves at once.
+
+Accumulation, as done here: products are exact, a row's products are summed in float64, C is added in float64
+and the sum is rounded once to float32 (nearest even, denormals kept). The order and the width of the
+hardware's sums are not published; CDNA4 ISA 7.1.2 fixes only the rounding (nearest even) and that denormals
+are kept. i8 sums are exact and wrap, or saturate with MODE.FP16_OVFL and clamp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernellib.emulator.arith import e8m0
+from kernellib.emulator.arith import mfma_layout as layout
+from kernellib.emulator.arith.formats import Array, flush_denormals
+from kernellib.emulator.arith.mfma_layout import Shape
+from kernellib.emulator.arith.smallfloat import E2M1, E2M3, E3M2, E4M3, E5M2, SmallFormat
+
+Decoder = Callable[[Array], Array]
+
+
+def _decode_bf16(words: Array) -> Array:
+    values = np.empty((*words.shape, 2), np.float64)
+    values[..., 0] = (words << np.uint32(16)).view(np.float32)
+    values[..., 1] = (words & np.uint32(0xFFFF0000)).view(np.float32)
+    return values.reshape(*words.shape[:-1], -1)
+
+
+def _decode_f16(words: Array) -> Array:
+    return np.asarray(words.view(np.float16).astype(np.float64))
+
+
+def _decode_f32(words: Array) -> Array:
+    return np.asarray(words.view(np.float32).astype(np.float64))
+
+
+def _decode_f64(words: Array) -> Array:
+    return np.asarray(words.view(np.float64))
+
+
+def _decode_i8(words: Array) -> Array:
+    # |sum| <= 128 * 128 * 128 = 2**21: float32 sums are exact, and its matrix product is the fastest.
+    return np.asarray(words.view(np.int8).astype(np.float32))
+
+
+def _byte_decoder(fmt: SmallFormat) -> Decoder:
+    table = fmt.table.astype(np.float64)
+    return lambda words: np.take(table, words.view(np.uint8))
+
+
+def _decode_fp6(fmt: SmallFormat) -> Decoder:
+    table = fmt.table.astype(np.float64)
+
+    def decode(words: Array) -> Array:
+        triples = words.view(np.uint8).reshape(*words.shape[:-1], -1, 3).astype(np.uint32)
+        joined = triples[..., 0] | (triples[..., 1] << np.uint32(8)) | (triples[..., 2] << np.uint32(16))
+        codes = (joined[..., None] >> np.uint32([0, 6, 12, 18])) & np.uint32(63)
+        return np.take(table, codes.reshape(*words.shape[:-1], -1))
+
+    return decode
+
+
+def _decode_fp4(words: Array) -> Array:
+    pairs = np.take(_FP4_PAIRS, words.view(np.uint8), axis=0)
+    return pairs.reshape(*words.shape[:-1], -1)
+
+
+_FP4_PAIRS = np.stack([E2M1.table[np.arange(256) & 15], E2M1.table[np.arange(256) >> 4]], axis=-1).astype(
+    np.float64
+)
+
+
+@dataclass(frozen=True)
+class ItemType:
+    """An operand element type: name, bits, how 32-bit words become values, largest bytes of one piece."""
+
+    name: str
+    bits: int
+    decode: Decoder
+
+    def num_registers(self, shape: Shape, rows: int) -> int:
+        """Registers per lane of an operand of `rows` rows."""
+        return shape.k * rows * shape.blocks * self.bits // (layout.LANES * 32)
+
+    def pieces(self, shape: Shape, rows: int) -> int:
+        """2 where an operand comes in two halves of K: 8- and 16-bit items that fill more than 16 bytes."""
+        return 2 if self.bits in (8, 16) and self.num_registers(shape, rows) > 4 else 1
+
+
+F64 = ItemType("f64", 64, _decode_f64)
+F32 = ItemType("f32", 32, _decode_f32)
+BF16 = ItemType("bf16", 16, _decode_bf16)
+F16 = ItemType("f16", 16, _decode_f16)
+I8 = ItemType("i8", 8, _decode_i8)
+FP8 = ItemType("fp8", 8, _byte_decoder(E4M3))
+BF8 = ItemType("bf8", 8, _byte_decoder(E5M2))
+FP6 = ItemType("fp6", 6, _decode_fp6(E2M3))
+BF6 = ItemType("bf6", 6, _decode_fp6(E3M2))
+FP4 = ItemType("fp4", 4, _decode_fp4)
+F8F6F4_FORMATS = (FP8, BF8, FP6, BF6, FP4)
+"""Operand types by the value of CBSZ (A) and BLGP (B); CDNA4 ISA 7.1.5."""
+
+
+def operand(registers: Array, item: ItemType, shape: Shape, rows: int) -> Array:
+    """Decode an operand: uint32 [R, n, 64] to values [n, blocks, rows, K]."""
+    words = layout.operand_to_rows(registers, rows, shape.blocks, item.pieces(shape, rows))
+    if item.bits == 64:
+        # A 64-bit item is a register pair of one lane, which the gather above already put side by side.
+        return item.decode(words)
+    return item.decode(words)
+
+
+def multiply_accumulate(a: Array, b: Array, c: Array, shape: Shape, *, saturate: bool = False) -> Array:
+    """D items [num_outputs, n, 64] of decoded operands and C items of float32 or int32.
+
+    Args:
+        a: [n, blocks, M, K], b: [n, blocks, N, K] values (float64, or float32 where that is exact).
+        c: [num_outputs, n, 64] float32, float64 or int32; decides the result's type.
+        saturate: overflow to the largest finite value instead of infinity, or int32 saturation.
+    """
+    with np.errstate(all="ignore"):
+        products = np.matmul(a, b.swapaxes(-1, -2))
+        items = layout.matrix_to_output(products, shape)
+        if c.dtype == np.int32:
+            total = items.astype(np.int64) + c
+            if saturate:
+                total = np.clip(total, -(1 << 31), (1 << 31) - 1)
+            return np.asarray(total.astype(np.uint64).astype(np.uint32).view(np.int32))
+        result = (items + c).astype(c.dtype, copy=False)
+    if saturate:
+        largest = np.finfo(c.dtype).max
+        result = np.where(np.isinf(result), np.copysign(largest, result), result).astype(c.dtype)
+    return np.asarray(result)
+
+
+def mfma(
+    a: Array, b: Array, c: Array, shape: Shape, *, types: tuple[ItemType, ItemType], cbsz: int = 0, abid: int = 0,
+    blgp: int = 0, saturate: bool = False, flush_inputs: bool = False,
+) -> Array:  # fmt: skip
+    """A dense MFMA on registers.
+
+    Args:
+        a, b: uint32 [R, n, 64]; c: [num_outputs, n, 64] in the accumulator's type.
+        types: element types of A and B.
+        cbsz, abid, blgp: lane broadcasts (for f64, blgp negates A, B, C instead; CDNA4 ISA 7.1.6.4).
+        flush_inputs: MODE forbids float32 input denormals (only f32 operands look at MODE; 7.4).
+    """
+    if types[0] is F64:
+        left, right = (operand(v, F64, shape, r) for v, r in ((a, shape.m), (b, shape.n)))
+        signs = [-1.0 if blgp >> bit & 1 else 1.0 for bit in range(3)]
+        return multiply_accumulate(left * signs[0], right * signs[1], c * signs[2], shape)
+    left = operand(layout.broadcast_a(a, cbsz, abid), types[0], shape, shape.m)
+    right = operand(layout.permute_b(b, blgp), types[1], shape, shape.n)
+    if flush_inputs and types[0] is F32:
+        left, right = (flush_denormals(v.astype(np.float32)).astype(np.float64) for v in (left, right))
+    return multiply_accumulate(left, right, c, shape, saturate=saturate)
+
+
+def mfma_f8f6f4(
+    a: Array, b: Array, c: Array, shape: Shape, *, formats: tuple[int, int],
+    scales: tuple[Array, Array] | None = None, saturate: bool = False,
+) -> Array:  # fmt: skip
+    """v_mfma_f32_16x16x128_f8f6f4, v_mfma_f32_32x32x64_f8f6f4 and their v_mfma_scale forms.
+
+    Args:
+        a, b: uint32 [R, n, 64], R at least what the format needs (8, 6 or 4 registers).
+        formats: (CBSZ, BLGP), indices into `F8F6F4_FORMATS`.
+        scales: E8M0 bytes of A and B, uint8 [n, 64] each, or None for the unscaled forms.
+    Each operand follows its own format's placement. A scale multiplies its 32 products' sum, here by scaling
+    the values themselves, which float64 holds exactly; 255 makes the sum NaN (CDNA4 ISA 7.2).
+    """
+    values = []
+    for registers, index, rows, scale in zip(
+        (a, b), formats, (shape.m, shape.n), scales or (None, None), strict=True
+    ):
+        item = F8F6F4_FORMATS[index]
+        value = operand(registers[: item.num_registers(shape, rows)], item, shape, rows)
+        if scale is not None:
+            factor = e8m0.decode(layout.scales_to_rows(scale, rows)).astype(np.float64)
+            blocked = value.reshape(*value.shape[:-1], -1, 32)
+            value = (blocked * factor[:, None, :, :, None]).reshape(value.shape)
+        values.append(value)
+    return multiply_accumulate(values[0], values[1], c, shape, saturate=saturate)
+
+
+def smfmac(
+    a: Array, b: Array, c: Array, index: Array, shape: Shape, *, types: tuple[ItemType, ItemType],
+    cbsz: int = 0, abid: int = 0, saturate: bool = False,
+) -> Array:  # fmt: skip
+    """v_smfmac: D = C + A B with A 4:2 sparse along K.
+
+    Args:
+        a: uint32 [R, n, 64], the two nonzero of every four elements; b: dense, twice the registers.
+        index: uint32 [n, 64]; two bits per stored element of A give its place in its group of four.
+        cbsz, abid: choose the set of indices where a register holds several: with CBSZ 0 set ABID, else set
+        0.
+    Source: CDNA4 ISA 7.5.
+    """
+    item = types[0]
+    num_items = shape.k // 2 * shape.m // layout.LANES  # stored elements of A per lane
+    num_sets = 32 // (2 * num_items)
+    chosen = abid % num_sets if cbsz % 4 == 0 else 0
+    bits = (index >> np.uint32(chosen * 2 * num_items)).astype(np.int64)
+    places = (bits[None] >> (2 * np.arange(num_items)).reshape(-1, 1, 1)) & 3
+    stored = _items(a, item.bits)
+    dense = np.zeros((num_items * 2, *stored.shape[1:]), stored.dtype)
+    for which in range(num_items):
+        target = which // 2 * 4 + places[which]
+        np.put_along_axis(dense, target[None], stored[which][None], axis=0)
+    registers = _registers(dense)
+    left = operand(registers, item, shape, shape.m)
+    right = operand(b, types[1], shape, shape.n)
+    return multiply_accumulate(left, right, c, shape, saturate=saturate)
+
+
+def _items(registers: Array, bits: int) -> Array:
+    """uint32 [R, n, 64] to raw items [R * 32 / bits, n, 64] of uint8 or uint16."""
+    dtype = np.uint8 if bits == 8 else np.uint16
+    per_register = 32 // bits
+    split = np.ascontiguousarray(registers)[..., None].view(dtype)
+    return (
+        np.ascontiguousarray(np.moveaxis(split, -1, 1)).reshape(-1, *registers.shape[1:])
+        if per_register
+        else split
+    )
+
+
+def _registers(items: Array) -> Array:
+    """The inverse of `_items`."""
+    per_register = 4 // items.dtype.itemsize
+    split = items.reshape(-1, per_register, *items.shape[1:])
+    return np.ascontiguousarray(np.moveaxis(split, 1, -1)).view(np.uint32)[..., 0]
