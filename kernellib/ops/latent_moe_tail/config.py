@@ -114,7 +114,8 @@ class TailConfig:
             )
         if self.rows_in_flight > self.rows_per_wave:
             raise TailConfigError(
-                f"rows_in_flight got {self.rows_in_flight}, wanted at most rows_per_wave, {self.rows_per_wave}"
+                f"rows_in_flight got {self.rows_in_flight}, wanted at most "
+                f"rows_per_wave, {self.rows_per_wave}"
             )
         if self.estimated_registers > self.register_budget:
             raise TailConfigError(

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import flydsl.compiler as flyc
@@ -60,6 +60,7 @@ from .config import (
     WEIGHT_CACHE_BITS,
     TailConfig,
 )
+from .reference import TailInputs
 
 T = fx.T
 ELEMENTS_PER_LOAD = LOAD_BYTES // ELEMENT_BYTES
@@ -108,7 +109,11 @@ def _store(resource: Any, lane_offset: Any, scalar_offset: Any, value: Any) -> N
     """Rounds each lane's fp32 ``value`` to bf16 and stores it; past the buffer's end nothing is stored."""
     bits = value.to(fx.BFloat16).bitcast(fx.Int16)
     mlir_rocdl.raw_ptr_buffer_store(
-        bits.ir_value(), resource, lane_offset.ir_value(), scalar_offset.ir_value(), aux=ir.IntegerAttr.get(T.i32, 0)
+        bits.ir_value(),
+        resource,
+        lane_offset.ir_value(),
+        scalar_offset.ir_value(),
+        aux=ir.IntegerAttr.get(T.i32, 0),
     )
 
 
@@ -213,7 +218,7 @@ def _dot(weight_row: Sequence[Any], n: Sequence[Sequence[Any]]) -> Any:
     return accumulator[0] + accumulator[1]
 
 
-@lru_cache(maxsize=None)
+@cache
 def build(config: TailConfig) -> Callable[..., Any]:
     """The FlyDSL launcher of ``config``: ``launcher(routed, gamma, up, shared, out, eps, stream)``.
 
@@ -226,7 +231,7 @@ def build(config: TailConfig) -> Callable[..., Any]:
     @flyc.kernel(name=config.kernel_name, known_block_size=[config.threads_per_workgroup, 1, 1])
     def tail_kernel(
         routed: fx.Int64, gamma: fx.Int64, up: fx.Int64, shared: fx.Int64, out: fx.Int64, eps: fx.Float32
-    ):
+    ) -> None:
         lane = fx.thread_idx.x % WAVE_LANES
         wave = fx.Int32(fx.rocdl.readfirstlane(T.i32, fx.thread_idx.x // WAVE_LANES))
         first_row = (fx.block_idx.x * waves + wave) * rows
@@ -269,7 +274,12 @@ def build(config: TailConfig) -> Callable[..., Any]:
                 shared_value = fx.Int16(shared_values[fold]).bitcast(fx.BFloat16).to(fx.Float32)
                 offset = quarter * ELEMENT_BYTES + fold * ROWS_PER_FOLD * ELEMENT_BYTES
                 is_writer = (lane % LANES_PER_ROW_OF_LANES == 0) & (quarter < len(partials))
-                _store(out_buffer, is_writer.select(offset, fx.Int32(MASKED_OFFSET)), first_offset, p + shared_value)
+                _store(
+                    out_buffer,
+                    is_writer.select(offset, fx.Int32(MASKED_OFFSET)),
+                    first_offset,
+                    p + shared_value,
+                )
                 partials = []
                 fx.rocdl.sched_barrier(0)
 
@@ -281,8 +291,8 @@ def build(config: TailConfig) -> Callable[..., Any]:
         shared: fx.Int64,
         out: fx.Int64,
         eps: fx.Float32,
-        stream: fx.Stream = fx.Stream(None),
-    ):
+        stream: fx.Stream,
+    ) -> None:
         tail_kernel(routed, gamma, up, shared, out, eps).launch(
             grid=config.num_workgroups, block=config.threads_per_workgroup, stream=stream
         )
@@ -290,3 +300,52 @@ def build(config: TailConfig) -> Callable[..., Any]:
     if config.arguments == "preload":
         latent_moe_tail_launcher.compile_hints = {"llvm_options": {"amdgpu-kernarg-preload-count": 16}}
     return latent_moe_tail_launcher
+
+
+class TailLaunchError(RuntimeError):
+    """The kernel could not be launched; nothing was written."""
+
+
+_compiled: dict[tuple[TailConfig, str], Callable[..., Any]] = {}
+_compile_lock = threading.Lock()
+
+
+def launch(config: TailConfig, inputs: TailInputs, eps: float, out: torch.Tensor, target: str) -> None:
+    """Runs the kernel on tensors that satisfy the operator's contract, and writes ``out``.
+
+    The first call for a configuration and target traces and compiles; later ones only pack arguments.
+    On a GPU the launch goes to the current stream of the tensors' device and returns at once; capture it
+    in a graph to drop the host's cost.
+
+    Args:
+        config: which kernel; two configurations never share a compiled one.
+        eps: added to the mean of squares, rounded to fp32.
+        target: "mi355x", or "emulator" inside an emulated scope. Compiled kernels are not shared between
+            them: the emulator's hold assembly text, the GPU's machine code.
+
+    Raises:
+        TailLaunchError: the environment asks FlyDSL to compile without running.
+    """
+    if out.device.type != "cuda":
+        _call(config, target, _arguments(inputs, eps, out, None))
+        return
+    with torch.cuda.device(out.device):
+        handle = torch.cuda.current_stream().cuda_stream
+        _call(config, target, _arguments(inputs, eps, out, handle))
+
+
+def _arguments(inputs: TailInputs, eps: float, out: torch.Tensor, stream: int | None) -> tuple[Any, ...]:
+    addresses = (tensor.data_ptr() for tensor in (*inputs, out))
+    return (*addresses, float(eps), fx.Stream(stream))
+
+
+def _call(config: TailConfig, target: str, arguments: tuple[Any, ...]) -> None:
+    compiled = _compiled.get((config, target))
+    if compiled is not None:
+        compiled(*arguments)
+        return
+    with _compile_lock:
+        compiled = flyc.compile(build(config), *arguments)  # compiles, and launches once
+        if compiled is None:
+            raise TailLaunchError("COMPILE_ONLY is set, wanted a launch: unset it to run the kernel")
+        _compiled[config, target] = compiled

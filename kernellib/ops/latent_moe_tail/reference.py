@@ -14,7 +14,7 @@ as zero [Intel SDM, VDPBF16PS, TDPBF16PS]; the oracle is the judge there.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -79,7 +79,7 @@ def oracle_f64(
     """
     n = normalise_exact(to_float64(routed).reshape(-1), to_float64(norm_weight), eps)
     with np.errstate(invalid="ignore", over="ignore"):  # NaN and Inf propagate by IEEE rules
-        blocks = up_weight.split(ORACLE_BLOCK_ROWS)
+        blocks = torch.split(up_weight, ORACLE_BLOCK_ROWS)
         p = round_to_bf16(np.concatenate([to_float64(block) @ n for block in blocks]))
         y = round_to_bf16(p + to_float64(shared).reshape(-1))
     return p, y
@@ -137,7 +137,7 @@ def make_inputs(seed: int, kind: InputKind = "normal", device: str | torch.devic
         routed = torch.zeros_like(routed).copysign_(routed)
     inputs = TailInputs(routed, norm_weight, up_weight, shared)
     if kind in ("one_nan", "one_inf"):
-        flat = cast(torch.Tensor, inputs[seed % 4]).view(-1)
+        flat = inputs[seed % 4].view(-1)
         position = int(torch.randint(flat.numel(), (1,), generator=generator))
         flat[position] = float("nan") if kind == "one_nan" else float("inf")
     return TailInputs(*(tensor.to(device) for tensor in inputs))
