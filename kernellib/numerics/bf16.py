@@ -23,7 +23,8 @@ F64 = npt.NDArray[np.float64]
 def _quantum_exponent(values: F64) -> npt.NDArray[np.int64]:
     """Exponent of the last place of the binade that holds each finite value."""
     _, exponents = np.frexp(values)  # value = m * 2^e with m in [0.5, 1)
-    return np.maximum(exponents.astype(np.int64) - SIGNIFICANT_BITS, MIN_EXPONENT)
+    exponents = np.where(values == 0.0, MIN_EXPONENT, exponents.astype(np.int64) - SIGNIFICANT_BITS)
+    return np.maximum(exponents, MIN_EXPONENT)
 
 
 def round_to_bf16(values: npt.ArrayLike) -> F64:
@@ -83,7 +84,9 @@ def bits_from_bf16(values: Any) -> npt.NDArray[np.uint16]:
     same = (single.astype(np.float64) == array) | np.isnan(array)
     exact = same & (((bits & 0xFFFF) == 0) | np.isnan(single))
     if not bool(np.all(exact)):
-        raise ValueError(f"values got {array[~exact].flat[0]!r}, wanted numbers that bfloat16 represents exactly")
+        raise ValueError(
+            f"values got {array[~exact].flat[0]!r}, wanted numbers that bfloat16 represents exactly"
+        )
     # A NaN whose payload sits in the low half must not turn into an infinity.
     return np.where(np.isnan(single), 0x7FC0 | (bits >> 16 & 0x8000), bits >> 16).astype(np.uint16)
 
