@@ -146,9 +146,7 @@ class DefinitionError(ValueError):
 def parse_type(text: str, scalar: bool = False) -> OperandType:  # noqa: PLR0911
     """Parse one type of a signature.  Raises DefinitionError for an unknown one."""
     if text in _SPECIAL_BASES:
-        return OperandType(
-            text, text, {"mask": "b64", "vcc": "b64", "exec": "b64", "scc": "b8", "mix": "f32"}[text]
-        )  # type: ignore[arg-type]
+        return OperandType(text, cast("TypeForm", text), _SPECIAL_BASES[text])
     if match := re.fullmatch(r"old(\d?)", text):
         return OperandType(text, "old", "", int(match.group(1) or 0))
     if text in ("uimm", "simm", "uimm16", "simm16"):

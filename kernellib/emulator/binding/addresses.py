@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns lane addresses into bytes of an allocation, with bounds checks that name the offender."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from kernellib.emulator.errors import OutOfBoundsError, UseAfterFreeError
+from kernellib.emulator.memory import ITEM_CODES, Allocation, MemoryMap
+
+if TYPE_CHECKING:
+    from kernellib.emulator.assembly import Instruction
+    from kernellib.emulator.state import WaveGroup
+
+Array = np.ndarray[Any, Any]
+
+
+def out_of_bounds(
+    memory: MemoryMap,
+    g: WaveGroup,
+    inst: Instruction,
+    address: int,
+    size: int,
+    wave: int,
+    lane: int,
+    verb: str,
+) -> OutOfBoundsError:
+    """The finding for one bad address."""
+    location = g.cohort.location(g, inst, wave, lane, address)
+    freed = memory.freed(address)
+    if freed is not None:
+        return UseAfterFreeError(f"{size}-byte {verb} inside {freed}, which has been freed", location)
+    nearest = memory.nearest(address)
+    hint = "no allocation is known"
+    if nearest is not None:
+        if address >= nearest.end:
+            hint = f"{address - nearest.end} bytes past the end of {nearest}"
+        elif address < nearest.base:
+            hint = f"{nearest.base - address} bytes before {nearest}"
+        else:
+            hint = f"it starts inside, but runs past the end of {nearest}"
+    return OutOfBoundsError(f"{size}-byte {verb} at {address:#x}: {hint}", location)
+
+
+class Resolver:
+    """Looks up the allocation of one memory instruction; remembers the last one (it is nearly always the same)."""
+
+    def __init__(self, inst: Instruction, size: int, verb: str) -> None:
+        self.inst = inst
+        self.size = size
+        self.verb = verb
+        self.last: Allocation | None = None
+        self.epoch = -1
+
+    def resolve(
+        self, g: WaveGroup, addresses: Array, waves: Array | None, lanes: Array | None
+    ) -> Allocation | None:
+        """The allocation that holds every address (plus size), or None when they lie in several.
+
+        `addresses` are int64, of any shape; `waves`/`lanes` say which wave and lane each belongs to (None: the
+        array is [n, 64]).  Raises OutOfBoundsError when an address lies in no allocation.
+        """
+        memory, size = g.cohort.memory, self.size
+        low, high = int(addresses.min()), int(addresses.max()) + size
+        last = self.last
+        if last is not None and self.epoch == g.cohort.epoch and last.base <= low and high <= last.end:
+            return last
+        found = memory.find(low, high)
+        if found is not None:
+            if self.verb == "store" and not found.writable:
+                raise OutOfBoundsError(
+                    f"store to read-only {found}", g.cohort.location(g, self.inst, 0, 0, low)
+                )
+            self.last, self.epoch = found, g.cohort.epoch
+            return found
+        flat = addresses.reshape(-1)
+        for position in np.argsort(flat, kind="stable"):
+            address = int(flat[position])
+            if memory.find(address, address + size) is None:
+                wave = int(position) // 64 if waves is None else int(waves[position])
+                lane = int(position) % 64 if lanes is None else int(lanes[position])
+                raise out_of_bounds(memory, g, self.inst, address, size, wave, lane, self.verb)
+        return None
+
+
+class ByteStore(Protocol):
+    """What gather and scatter need: an `Allocation`, the LDS of a cohort, its scratch memory."""
+
+    bytes: Array
+
+    def view(self, itemsize: int, phase: int) -> Array:
+        """Items of `itemsize` bytes, the first at byte `phase`."""
+
+
+class LocalStore:
+    """LDS or scratch memory of one cohort as a ByteStore."""
+
+    def __init__(self, size: int) -> None:
+        self.bytes = np.zeros(max(size, 16), np.uint8)
+        self._views: dict[tuple[int, int], Array] = {}
+
+    def view(self, itemsize: int, phase: int) -> Array:
+        """Items of `itemsize` bytes, the first at byte `phase`."""
+        found = self._views.get((itemsize, phase))
+        if found is None:
+            count = (len(self.bytes) - phase) // itemsize
+            code = ITEM_CODES[itemsize] if phase % min(itemsize, 8) == 0 else f"V{itemsize}"
+            found = self._views[itemsize, phase] = self.bytes[phase : phase + count * itemsize].view(code)
+        return found
+
+
+def gather(store: ByteStore, offsets: Array, size: int) -> Array:
+    """Items of `size` bytes (a power of two up to 16) at byte offsets, as unsigned (complex128 for 16 bytes)."""
+    phase = int(offsets.flat[0]) & (size - 1)
+    if size > 1 and int(np.bitwise_or.reduce(offsets ^ phase, axis=None)) & (size - 1):
+        index = offsets[..., None] + np.arange(size)
+        return np.ascontiguousarray(store.bytes[index]).view(ITEM_CODES[size])[..., 0]
+    shift = size.bit_length() - 1
+    items: Array = store.view(size, phase).take((offsets - phase) >> shift if shift else offsets)
+    return items.view(ITEM_CODES[size])
+
+
+def scatter(store: ByteStore, offsets: Array, items: Array) -> None:
+    """Store items (1-D, in wave and lane order: the last of equal addresses wins) at byte offsets."""
+    size = items.dtype.itemsize
+    phase = int(offsets[0]) & (size - 1)
+    if size > 1 and int(np.bitwise_or.reduce(offsets ^ phase)) & (size - 1):
+        raw = np.ascontiguousarray(items).view(np.uint8).reshape(-1, size)
+        store.bytes[offsets[:, None] + np.arange(size)] = raw
+        return
+    shift = size.bit_length() - 1
+    target = store.view(size, phase)
+    target[(offsets - phase) >> shift] = items.view(target.dtype)

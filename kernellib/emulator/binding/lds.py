@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Binds LDS instructions (DS encoding): reads, writes, pairs, atomics, transposing reads.
+
+Addresses are bytes within the workgroup's LDS, `VGPR + offset`; `offset0`/`offset1` of the pair forms count elements
+(64 elements in the st64 forms).  An access past the workgroup's allocation is an OutOfBoundsError (the hardware would
+drop it silently).  ds_swizzle, ds_permute and ds_bpermute touch no memory: they are vector definitions, issued
+through the LDS counter (`bind_exchange`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kernellib.emulator.assembly import Instruction
+from kernellib.emulator.binding import sources as src
+from kernellib.emulator.binding.addresses import gather, scatter
+from kernellib.emulator.binding.memory import (
+    MemoryPlan,
+    make_issue,
+    out_of_alignment,
+    select_lanes,
+    take_common,
+)
+from kernellib.emulator.binding.movers import RegisterMover, combine_atomic
+from kernellib.emulator.binding.sources import Array, BindContext, Fetch, refuse
+from kernellib.emulator.errors import OutOfBoundsError
+from kernellib.emulator.instructions.registry import MemoryDef
+from kernellib.emulator.operands import Operand
+from kernellib.emulator.state import WaveGroup
+
+Step = Callable[[WaveGroup], Any]
+U32 = np.dtype(np.uint32)
+
+
+def _address(plan: MemoryPlan, operand: Operand) -> Fetch:
+    """int64 [n, 64] byte address within the workgroup's LDS, without the instruction's offset."""
+    if operand.kind != "vgpr" or operand.count != 1:
+        raise refuse(plan.inst, f"{operand.text}: an LDS address is one VGPR")
+    slot = src.vgpr_slot(plan.ctx, src.vector_row(plan.ctx, operand), U32)
+    return lambda g: g.views[slot].astype(np.int64)
+
+
+def _place(
+    g: WaveGroup,
+    inst: Instruction,
+    local: Array,
+    size: int,
+    waves: Array | None,
+    lanes: Array | None,
+    verb: str,
+) -> Array:
+    """Bytes of the cohort's LDS store for local addresses; checks bounds and dword alignment of dword accesses."""
+    cohort = g.cohort
+    low, high = int(local.min()), int(local.max()) + size
+    if low < 0 or high > cohort.lds_bytes:
+        flat = local.reshape(-1)
+        bad = int(np.argmax(flat)) if high > cohort.lds_bytes else int(np.argmin(flat))
+        wave = bad // 64 if waves is None else int(waves[bad])
+        lane = bad % 64 if lanes is None else int(lanes[bad])
+        raise OutOfBoundsError(
+            f"{size}-byte LDS {verb} at byte {int(flat[bad])}, the workgroup has {cohort.lds_bytes} bytes",
+            cohort.location(g, inst, wave, lane, int(flat[bad])),
+        )
+    align = min(size, 4)
+    if align > 1 and int(np.bitwise_or.reduce(local, axis=None)) & (align - 1):
+        flat = local.reshape(-1)
+        bad = int(np.nonzero(flat & (align - 1))[0][0])
+        raise out_of_alignment(g, inst, int(flat[bad]), align, bad, waves, lanes)
+    base = cohort.lds_base[g.waves]
+    placed: Array = local + (base[:, None] if waves is None else base[waves])
+    return placed
+
+
+def _element_offsets(plan: MemoryPlan) -> list[int]:
+    """Byte offsets of the one or two elements of an access."""
+    definition, modifiers = plan.definition, plan.modifiers
+    if not definition.pairs:
+        if not 0 <= plan.offset <= 0xFFFF:
+            raise refuse(plan.inst, f"offset {plan.offset} does not fit 16 bits")
+        return [plan.offset]
+    unit = definition.bytes_per_lane // 2 * (64 if definition.stride64 else 1)
+    offsets = []
+    for name in ("offset0", "offset1"):
+        value = modifiers.pop(name, 0)
+        if not isinstance(value, int) or not 0 <= value <= 255:
+            raise refuse(plan.inst, f"{name}:{value} does not fit 8 bits")
+        offsets.append(value * unit)
+    return offsets
+
+
+def bind_lds(ctx: BindContext, inst: Instruction, definition: MemoryDef) -> tuple[Step, int]:
+    """(step, registers read) of an LDS instruction."""
+    plan = MemoryPlan(ctx, inst, definition, dict(inst.modifiers))
+    if plan.modifiers.pop("gds", False):
+        raise refuse(inst, "gds does not exist on this target")
+    take_common(plan, ("offset0", "offset1"))
+    offsets = _element_offsets(plan)
+    if plan.modifiers:
+        raise refuse(inst, f"modifier {next(iter(plan.modifiers))!r} has no meaning here")
+    text = list(inst.operands)
+    returns = definition.action == "load" or definition.always_returns
+    data_count = {"load": 0, "store": 2 if definition.pairs else 1}.get(
+        definition.action, 2 if definition.compares else 1
+    )
+    if len(text) != 1 + returns + data_count:
+        raise refuse(inst, f"wants {1 + returns + data_count} operands, got {len(text)}")
+    if returns:
+        plan.result = text.pop(0)
+    address = _address(plan, text.pop(0))
+    issue = make_issue(plan, "lds")
+    if definition.transpose:
+        from kernellib.emulator.binding.transpose import bind_transpose  # noqa: PLC0415 (rare)
+
+        return bind_transpose(plan, address, offsets[0], issue), plan.source_mask
+    if definition.action == "load":
+        return _load(plan, address, offsets, issue), plan.source_mask
+    if definition.action == "store":
+        return _store(plan, address, offsets, text, issue), plan.source_mask
+    return _atomic(plan, address, offsets[0], text, issue), plan.source_mask
+
+
+def _load(plan: MemoryPlan, address: Fetch, offsets: list[int], issue: Callable[[WaveGroup], None]) -> Step:
+    definition, inst = plan.definition, plan.inst
+    result = plan.result
+    assert result is not None
+    one = definition.bytes_per_lane // len(offsets)
+    registers = max(one // 4, 1)
+    movers = [
+        RegisterMover(
+            plan.ctx, inst, definition, result, register=i * registers, registers=registers * len(offsets)
+        )
+        for i in range(len(offsets))
+    ]
+    piece = movers[0].piece
+
+    def step(g: WaveGroup) -> None:
+        issue(g)
+        local, waves, lanes = select_lanes(g, address(g))
+        if not local.size:
+            return
+        g.cohort.count("lds", "load", inst.mnemonic, definition.bytes_per_lane, local, None)
+        loaded = []
+        for offset in offsets:
+            place = _place(g, inst, local + offset, one, waves, lanes, "load")
+            loaded.append(
+                [gather(g.cohort.lds, place + at if at else place, piece) for at in range(0, one, piece)]
+            )
+        for mover, items in zip(movers, loaded, strict=True):
+            mover.write(g, items, waves, lanes)
+
+    return step
+
+
+def _store(
+    plan: MemoryPlan,
+    address: Fetch,
+    offsets: list[int],
+    data: list[Operand],
+    issue: Callable[[WaveGroup], None],
+) -> Step:
+    definition, inst = plan.definition, plan.inst
+    one = definition.bytes_per_lane // len(offsets)
+    movers = [RegisterMover(plan.ctx, inst, definition, operand) for operand in data]
+    piece = movers[0].piece
+
+    def step(g: WaveGroup) -> None:
+        issue(g)
+        local, waves, lanes = select_lanes(g, address(g))
+        if not local.size:
+            return
+        g.cohort.count("lds", "store", inst.mnemonic, definition.bytes_per_lane, local, None)
+        for mover, offset in zip(movers, offsets, strict=True):
+            place = _place(g, inst, local + offset, one, waves, lanes, "store").reshape(-1)
+            for number, items in enumerate(mover.read(g, waves, lanes)):
+                scatter(g.cohort.lds, place + number * piece if number else place, items)
+        g.cohort.launch.stores += 1
+
+    return step
+
+
+def _atomic(
+    plan: MemoryPlan, address: Fetch, offset: int, data: list[Operand], issue: Callable[[WaveGroup], None]
+) -> Step:
+    definition, inst = plan.definition, plan.inst
+    size = definition.bytes_per_lane
+    # ds_cmpst: the first data operand is the compare value, the second the new one; the function takes (new, compare)
+    ordered = data[::-1] if definition.compares else data
+    movers = [RegisterMover(plan.ctx, inst, definition, operand) for operand in ordered]
+    sink = RegisterMover(plan.ctx, inst, definition, plan.result) if plan.result is not None else None
+
+    def step(g: WaveGroup) -> None:
+        issue(g)
+        local, waves, lanes = select_lanes(g, address(g))
+        if not local.size:
+            return
+        g.cohort.count("lds", "atomic", inst.mnemonic, size, local, None)
+        place = _place(g, inst, local + offset, size, waves, lanes, "atomic").reshape(-1)
+        operands = [mover.read(g, waves, lanes)[0] for mover in movers]
+        old = combine_atomic(definition, g.cohort.lds, place, operands)
+        g.cohort.launch.stores += 1
+        if sink is not None:
+            sink.write(g, [old if waves is not None else old.reshape(g.n, 64)], waves, lanes)
+
+    return step

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Binds a kernel once: every instruction to a closure, straight-line runs of them to basic blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernellib.emulator.assembly import Instruction, Program
+from kernellib.emulator.binding.buffer import bind_buffer
+from kernellib.emulator.binding.control import HANDLERS, ControlContext
+from kernellib.emulator.binding.lds import bind_lds
+from kernellib.emulator.binding.memory import bind_global, bind_scratch
+from kernellib.emulator.binding.scalar import bind_scalar
+from kernellib.emulator.binding.smem import bind_scalar_load
+from kernellib.emulator.binding.sources import BindContext
+from kernellib.emulator.binding.vector import bind_vector
+from kernellib.emulator.errors import AssemblySyntaxError, UnknownInstructionError
+from kernellib.emulator.instructions import lookup
+from kernellib.emulator.instructions.registry import AluDef, ControlDef, MemoryDef
+from kernellib.emulator.operands import VCC
+from kernellib.emulator.state import SlotTable, WaveGroup
+from kernellib.emulator.waits import SGPR_BIT, register_bits
+
+Step = Callable[[WaveGroup], Any]
+
+
+@dataclass
+class Block:
+    """A straight-line run.
+
+    `body`: (instruction index, registers touched, step) in order.  `end`: the same for the instruction that leaves
+    the block, or None when it falls through to `next_block`.  `instructions`: every instruction of the block, for
+    the counters (hints without a step included).
+    """
+
+    number: int
+    body: list[tuple[int, int, Step]] = field(default_factory=list)
+    end: tuple[int, int, Step] | None = None
+    next_block: int = -5
+    instructions: list[int] = field(default_factory=list)
+
+
+@dataclass
+class BoundProgram:
+    """Blocks of a listing and what a register file for it needs."""
+
+    program: Program
+    blocks: list[Block]
+    block_of: dict[int, int]
+    slots: SlotTable
+    num_vgprs: int
+    num_agprs: int
+
+
+def _leaders(program: Program) -> list[int]:
+    """Indices of instructions that start a basic block."""
+    leaders = {0} | {index for index in program.labels.values() if 0 <= index < len(program.instructions)}
+    for inst in program.instructions:
+        definition = lookup(inst.mnemonic)
+        if isinstance(definition, ControlDef) and definition.handler in (
+            "endpgm", "branch", "cbranch", "barrier", "sleep", "trap", "getpc",
+        ):  # fmt: skip
+            leaders.add(inst.index + 1)
+    return sorted(leader for leader in leaders if leader < len(program.instructions))
+
+
+def register_counts(program: Program) -> tuple[int, int]:
+    """(VGPRs, AGPRs) that a listing names."""
+    vgprs = agprs = 0
+    for inst in program.instructions:
+        for operand in inst.operands:
+            if operand.kind == "vgpr":
+                vgprs = max(vgprs, operand.index + operand.count)
+            elif operand.kind == "agpr":
+                agprs = max(agprs, operand.index + operand.count)
+    return vgprs, agprs
+
+
+def bind_instruction(
+    ctx: BindContext, control: ControlContext, inst: Instruction
+) -> tuple[Step | None, int, bool]:
+    """(step or None for a pure hint, registers touched, whether the block ends here)."""
+    definition = lookup(inst.mnemonic)
+    if definition is None:
+        raise UnknownInstructionError(
+            f"{inst.mnemonic} is not in the instruction table", inst.line_no, inst.text
+        )
+    if isinstance(definition, AluDef):
+        touched = 0
+        for operand in inst.operands:
+            touched |= register_bits(operand)
+        if any(t.form == "vcc" for t in definition.signature.sources):
+            touched |= 3 << (SGPR_BIT + VCC)
+        return (bind_scalar if definition.is_scalar else bind_vector)(ctx, inst, definition), touched, False
+    if isinstance(definition, MemoryDef):
+        binder = {
+            "global": bind_global, "flat": bind_global, "scratch": bind_scratch, "buffer": bind_buffer,
+            "lds": bind_lds, "scalar": bind_scalar_load, "scalar_buffer": bind_scalar_load,
+        }[definition.space]  # fmt: skip
+        step, sources = binder(ctx, inst, definition)
+        return step, sources, False
+    assert isinstance(definition, ControlDef)
+    handled, ends = HANDLERS[definition.handler](control, inst, definition)
+    touched = 0
+    if definition.handler in ("getreg", "setreg", "time"):
+        for operand in inst.operands:
+            touched |= register_bits(operand)
+    elif definition.handler == "cbranch" and definition.options["on"] == "vcc":
+        touched = 3 << (SGPR_BIT + VCC)
+    return handled, touched, ends
+
+
+def bind_program(program: Program, ulp_bias: int = 0, min_vgprs: int = 1, min_agprs: int = 0) -> BoundProgram:
+    """Bind every instruction of a listing.
+
+    Raises UnknownInstructionError / UnsupportedOperandError for the first instruction that is not understood,
+    naming its line.
+    """
+    if not program.instructions:
+        raise AssemblySyntaxError("the listing has no instructions")
+    vgprs, agprs = register_counts(program)
+    vgprs, agprs = max(vgprs, min_vgprs), max(agprs, min_agprs)
+    leaders = _leaders(program)
+    block_of = {leader: number for number, leader in enumerate(leaders)}
+    ctx = BindContext(SlotTable(), vgprs, agprs, ulp_bias)
+    control = ControlContext(ctx, program, block_of)
+    blocks = []
+    for number, first in enumerate(leaders):
+        last = leaders[number + 1] if number + 1 < len(leaders) else len(program.instructions)
+        block = Block(number, next_block=block_of.get(last, -5))
+        for inst in program.instructions[first:last]:
+            step, touched, ends = bind_instruction(ctx, control, inst)
+            block.instructions.append(inst.index)
+            if ends:
+                assert step is not None
+                block.end = (inst.index, touched, step)
+            elif step is not None:
+                block.body.append((inst.index, touched, step))
+        blocks.append(block)
+    return BoundProgram(program, blocks, block_of, ctx.slots, vgprs, agprs)

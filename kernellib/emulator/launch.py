@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts a kernel: initial registers, cohorts, and the report at the end."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kernellib.emulator.assembly import Kernel, Program, parse
+from kernellib.emulator.binding.program import BoundProgram, bind_program
+from kernellib.emulator.errors import LaunchArgumentError
+from kernellib.emulator.kernarg import PRIVATE_APERTURE, SHARED_APERTURE, Dim3, build_kernarg
+from kernellib.emulator.memory import MemoryMap
+from kernellib.emulator.operands import EXEC, M0, SPECIAL_SOURCES
+from kernellib.emulator.report import ByteTracker, LaunchReport
+from kernellib.emulator.resources import (
+    LDS_BYTES_PER_CU,
+    MAX_WORKGROUP_THREADS,
+    NUM_COMPUTE_UNITS,
+    KernelResources,
+    get_kernel,
+    kernel_resources,
+)
+from kernellib.emulator.scheduler import Cohort, Dispatcher
+from kernellib.emulator.state import FloatMode, RegisterFile
+
+Array = np.ndarray[Any, Any]
+_epochs = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Knobs of the emulation itself; none changes results of a race-free kernel.
+
+    `waves_per_group`: how many waves advance in one numpy step (their registers should fit the processor's cache);
+    `quantum`: instructions a cohort issues before the next one gets its turn; `instruction_limit`: issues by one
+    wave before an InstructionLimitError; `ulp_bias`: shifts results of v_rcp, v_rsq, v_sqrt, v_exp, v_log, v_sin
+    and v_cos by -1, 0 or +1 ulp, within their documented accuracy.
+    """
+
+    waves_per_group: int = 64
+    quantum: int = 20_000
+    instruction_limit: int = 10_000_000
+    ulp_bias: int = 0
+
+
+class CompiledListing:
+    """A parsed and bound listing, reusable for any number of launches."""
+
+    def __init__(self, text: str, ulp_bias: int = 0) -> None:
+        self.program: Program = parse(text)
+        self.bound: BoundProgram = bind_program(self.program, ulp_bias)
+        self._resources: dict[str, KernelResources] = {}
+
+    def resources(self, kernel: str) -> KernelResources:
+        """Cached `kernel_resources`."""
+        found = self._resources.get(kernel)
+        if found is None:
+            found = self._resources[kernel] = kernel_resources(self.program, kernel)
+        return found
+
+
+_listings: dict[tuple[str, int], CompiledListing] = {}
+
+
+def compiled_listing(text: str, ulp_bias: int = 0) -> CompiledListing:
+    """Parse and bind a listing, once per text and process."""
+    found = _listings.get((text, ulp_bias))
+    if found is None:
+        if len(_listings) > 256:
+            _listings.clear()
+        found = _listings[text, ulp_bias] = CompiledListing(text, ulp_bias)
+    return found
+
+
+class Launch:
+    """One kernel launch while it runs."""
+
+    def __init__(
+        self,
+        listing: CompiledListing,
+        kernel: Kernel,
+        grid: Dim3,
+        block: Dim3,
+        kernarg: bytearray,
+        memory: MemoryMap,
+        dynamic_lds_bytes: int = 0,
+        tuning: Tuning | None = None,
+        trackers: Sequence[ByteTracker] = (),
+    ) -> None:
+        self.listing, self.kernel, self.grid, self.block = listing, kernel, grid, block
+        self.bound = listing.bound
+        self.resources = listing.resources(kernel.name)
+        self.memory = memory
+        self.tuning = tuning or Tuning()
+        self.trackers = list(trackers)
+        self.epoch = next(_epochs)
+        self.lds_bytes = self.resources.lds_bytes + dynamic_lds_bytes
+        self.scratch_bytes = self.resources.scratch_bytes
+        self.threads = block[0] * block[1] * block[2]
+        check_shape(kernel, self.resources, grid, block, self.lds_bytes)
+        self.waves_per_workgroup = -(-self.threads // 64)
+        self.num_workgroups = grid[0] * grid[1] * grid[2]
+        self.float_mode = float_mode(kernel)
+        self.entry_block = self.bound.block_of[kernel.entry]
+        self.block_counts = [0] * len(self.bound.blocks)
+        self.instruction_limit = self.tuning.instruction_limit
+        self.stores = 0
+        self.clock = 0
+        self.bytes: Counter[tuple[str, str]] = Counter()
+        self.requests: Counter[tuple[str, int]] = Counter()
+        self._pool: dict[int, list[RegisterFile]] = {}
+        self.kernarg = np.frombuffer(kernarg, np.uint8)
+        self._templates: dict[int, tuple[Array, Array]] = {}
+
+    # ------------------------------------------------------------------ registers
+    def take_registers(self, num_waves: int) -> RegisterFile:
+        """A poisoned register file, recycled when one of that size is free."""
+        free = self._pool.get(num_waves)
+        if free:
+            regs = free.pop()
+            regs.reset()
+            return regs
+        return RegisterFile.allocate(self.bound.num_vgprs + self.bound.num_agprs, num_waves)
+
+    def initialise(self, cohort: Cohort) -> None:
+        """Registers as the hardware sets them up at a wave's start (LLVM, "Initial kernel execution state")."""
+        scalar, descriptor = cohort.regs.scalar, self.kernel.descriptor
+        thread = cohort.wave_idx[:, None] * 64 + np.arange(64)
+        bx, by, _ = self.block
+        # gfx90a and later pack the work-item id: x in bits 9:0, y in 19:10, z in 29:20 of v0
+        packed = thread % bx | thread // bx % by << 10 | thread // (bx * by) << 20
+        cohort.regs.vector[0] = packed.astype(np.uint32)
+        lanes = np.clip(self.threads - cohort.wave_idx * 64, 0, 64)
+        masks = np.array([(1 << int(n)) - 1 for n in range(65)], np.uint64)
+        scalar.view(np.uint64)[:, EXEC // 2] = masks[lanes]
+        scalar[:, M0] = 0
+        for name, value in (
+            ("src_shared_base", SHARED_APERTURE), ("src_shared_limit", SHARED_APERTURE | 0xFFFF),
+            ("src_private_base", PRIVATE_APERTURE), ("src_private_limit", PRIVATE_APERTURE | 0xFFFFFFFF),
+        ):  # fmt: skip
+            scalar.view(np.uint64)[:, SPECIAL_SOURCES[name][0] // 2] = np.uint64(value)
+        position = self._user_sgprs(scalar, descriptor)
+        for axis, name in enumerate("xyz"):
+            if descriptor.get(f"system_sgpr_workgroup_id_{name}", 1 if axis == 0 else 0):
+                scalar[:, position] = cohort.workgroup_id[:, axis]
+                position += 1
+        if descriptor.get("system_sgpr_workgroup_info", 0):
+            scalar[:, position] = 0
+
+    def _user_sgprs(self, scalar: Array, descriptor: dict[str, int]) -> int:
+        """Fill the user SGPRs; returns the number of the first system SGPR."""
+        position = 0
+        for name, count in (
+            ("private_segment_buffer", 4), ("dispatch_ptr", 2), ("queue_ptr", 2), ("kernarg_segment_ptr", 2),
+            ("dispatch_id", 2), ("flat_scratch_init", 2), ("private_segment_size", 1),
+        ):  # fmt: skip
+            if not descriptor.get(f"user_sgpr_{name}", 0):
+                continue
+            if name == "kernarg_segment_ptr":
+                scalar[:, position : position + 2] = np.array([self.kernarg.ctypes.data], np.uint64).view(
+                    np.uint32
+                )
+            elif name == "dispatch_ptr":
+                scalar[:, position : position + 2] = np.array([self._packet().ctypes.data], np.uint64).view(
+                    np.uint32
+                )
+            elif name == "private_segment_size":
+                scalar[:, position] = self.scratch_bytes
+            elif name in ("dispatch_id", "flat_scratch_init"):
+                scalar[:, position : position + count] = 0
+            else:
+                raise LaunchArgumentError(f"kernel {self.kernel.name} asks for {name}, which is not emulated")
+            position += count
+        preload = descriptor.get("user_sgpr_kernarg_preload_length", 0)
+        if preload:
+            first = 4 * descriptor.get("user_sgpr_kernarg_preload_offset", 0)
+            words = np.zeros(preload, np.uint32)
+            raw = self.kernarg[first : first + 4 * preload]
+            words[: len(raw) // 4] = raw[: len(raw) // 4 * 4].view(np.uint32)
+            scalar[:, position : position + preload] = words
+            position += preload
+        return max(position, descriptor.get("user_sgpr_count", position))
+
+    def _packet(self) -> Array:
+        """The dispatch packet (HSA AQL kernel dispatch packet) that dispatch_ptr points at."""
+        if not hasattr(self, "_dispatch_packet"):
+            packet = np.zeros(64, np.uint8)
+            packet[4:10] = np.array(self.block, np.uint16).view(np.uint8)
+            sizes = [g * b for g, b in zip(self.grid, self.block, strict=True)]
+            packet[12:24] = np.array(sizes, np.uint32).view(np.uint8)
+            packet[24:32] = np.array([self.scratch_bytes, self.lds_bytes], np.uint32).view(np.uint8)
+            packet[40:48] = np.array([self.kernarg.ctypes.data], np.uint64).view(np.uint8)
+            self._dispatch_packet = packet
+            self.memory.register_range(packet.ctypes.data, 64, "dispatch packet", writable=False)
+        return self._dispatch_packet
+
+    # ------------------------------------------------------------------ running
+    def finish(self, cohort: Cohort) -> None:
+        """Collect a finished cohort's counters and recycle its registers."""
+        self.bytes.update(cohort.bytes)
+        self.requests.update(cohort.requests)
+        self._pool.setdefault(cohort.num_waves, []).append(cohort.regs)
+
+    def run(self, stream: int = 0) -> LaunchReport:
+        """Run to the end and report."""
+        begin = time.perf_counter()
+        segment = self.memory.register_range(
+            int(self.kernarg.ctypes.data), len(self.kernarg), "kernel arguments", writable=False
+        )
+        per_cu = self.resources.workgroups_per_cu(self.threads, self.lds_bytes - self.resources.lds_bytes)
+        per_cohort = max(1, self.tuning.waves_per_group // self.waves_per_workgroup)
+        resident = per_cu * NUM_COMPUTE_UNITS
+        try:
+            with np.errstate(all="ignore"):
+                Dispatcher(self, resident, min(per_cohort, resident), self.tuning.quantum).run()
+        finally:
+            self.memory.unregister(segment)
+        return self._report(stream, time.perf_counter() - begin)
+
+    def _report(self, stream: int, seconds: float) -> LaunchReport:
+        counts: Counter[str] = Counter()
+        instructions = self.bound.program.instructions
+        for block, times in zip(self.bound.blocks, self.block_counts, strict=True):
+            if times:
+                for index in block.instructions:
+                    counts[instructions[index].mnemonic] += times
+        spaces: dict[str, dict[str, int]] = {
+            space: {"load": 0, "store": 0, "atomic": 0} for space in ("global", "lds", "scratch", "scalar")
+        }
+        for (space, action), number in self.bytes.items():
+            spaces[space][action] += number
+        return LaunchReport(
+            kernel_name=self.kernel.name, grid=self.grid, block=self.block, lds_bytes=self.lds_bytes,
+            num_waves=self.num_workgroups * self.waves_per_workgroup, stream=stream, instruction_counts=counts,
+            lane_instructions=64 * sum(counts.values()), bytes_by_space=spaces, requests=self.requests,
+            resources=self.resources, assembly=self.bound.program.text, trackers=self.trackers, seconds=seconds,
+        )  # fmt: skip
+
+
+def float_mode(kernel: Kernel) -> FloatMode:
+    """Initial MODE register of a kernel, from its descriptor."""
+    d = kernel.descriptor
+    return FloatMode(
+        d.get("float_round_mode_32", 0), d.get("float_round_mode_16_64", 0), d.get("float_denorm_mode_32", 3),
+        d.get("float_denorm_mode_16_64", 3), bool(d.get("dx10_clamp", 1)), bool(d.get("ieee_mode", 1)),
+        bool(d.get("fp16_overflow", 0)),
+    )  # fmt: skip
+
+
+def check_shape(kernel: Kernel, resources: KernelResources, grid: Dim3, block: Dim3, lds_bytes: int) -> None:
+    """Refuse a grid, block or LDS size that the hardware or the kernel cannot be launched with."""
+    for name, dims in (("grid", grid), ("block", block)):
+        if len(dims) != 3 or any(not 1 <= d < 1 << 31 for d in dims):
+            raise LaunchArgumentError(f"{name} {dims}: wants three positive sizes below 2**31")
+    threads = block[0] * block[1] * block[2]
+    if threads > min(resources.max_workgroup_size, MAX_WORKGROUP_THREADS):
+        raise LaunchArgumentError(
+            f"block {block} has {threads} threads, kernel {kernel.name} allows {resources.max_workgroup_size}"
+        )
+    wanted = kernel.metadata.get(".reqd_workgroup_size")
+    if wanted and tuple(int(w) for w in wanted) != tuple(block):
+        raise LaunchArgumentError(f"block {block}: kernel {kernel.name} is compiled for {tuple(wanted)}")
+    if grid[0] * grid[1] * grid[2] > 1 << 24:
+        raise LaunchArgumentError(f"grid {grid}: more than 2**24 workgroups would not end in a sensible time")
+    if lds_bytes > LDS_BYTES_PER_CU:
+        raise LaunchArgumentError(f"{lds_bytes} bytes of LDS: a compute unit has {LDS_BYTES_PER_CU}")
+    if resources.workgroups_per_cu(threads, max(lds_bytes - resources.lds_bytes, 0)) < 1:
+        raise LaunchArgumentError(
+            f"a workgroup of {threads} threads of kernel {kernel.name} does not fit a compute unit"
+        )
+
+
+def as_dim3(value: int | Sequence[int], name: str) -> Dim3:
+    """A grid or block size as three ints."""
+    dims = (value,) if isinstance(value, int) else tuple(value)
+    if not 1 <= len(dims) <= 3 or not all(isinstance(d, int) for d in dims):
+        raise LaunchArgumentError(f"{name} {value!r}: wants one to three integers")
+    x, y, z = (*dims, 1, 1)[:3]
+    return x, y, z
+
+
+def run_assembly(
+    text: str,
+    kernel: str | None,
+    grid: int | Sequence[int],
+    block: int | Sequence[int],
+    args: Sequence[Any],
+    *,
+    dynamic_lds_bytes: int = 0,
+    memory: MemoryMap | None = None,
+    tuning: Tuning | None = None,
+    track: Sequence[Any] = (),
+    stream: int = 0,
+) -> LaunchReport:
+    """Run a kernel of a gfx950 listing.
+
+    Args:
+        text: assembly text with `.amdhsa_kernel` descriptor and `.amdgpu_metadata`.
+        kernel: its name; None when the listing has only one.
+        grid, block: workgroups, and threads per workgroup.
+        args: one value per explicit kernel argument: tensors or arrays (their address is passed), ints, floats,
+            numpy scalars or raw bytes of the argument's size.
+        dynamic_lds_bytes: LDS on top of the static amount.
+        track: tensors whose bytes are counted one by one (see `LaunchReport.bytes_of`).
+    Raises:
+        LaunchArgumentError, AssemblySyntaxError and its subclasses, and every Finding.
+    """
+    from kernellib.emulator.report import address_range  # noqa: PLC0415
+
+    tuning = tuning or Tuning()
+    listing = compiled_listing(text, tuning.ulp_bias)
+    found = get_kernel(listing.program, kernel)
+    grid3, block3 = as_dim3(grid, "grid"), as_dim3(block, "block")
+    if memory is None:
+        memory = MemoryMap()
+    for value in args:
+        register_argument(memory, value)
+    kernarg = build_kernarg(found, args, grid3, block3, dynamic_lds_bytes)
+    trackers = [ByteTracker(*address_range(t)) for t in track]
+    launch = Launch(listing, found, grid3, block3, kernarg, memory, dynamic_lds_bytes, tuning, trackers)
+    return launch.run(stream)
+
+
+def register_argument(memory: MemoryMap, value: Any) -> None:
+    """Make the memory behind a tensor or array argument addressable."""
+    if hasattr(value, "data_ptr") and hasattr(value, "untyped_storage"):
+        memory.register_tensor(value)
+    elif isinstance(value, np.ndarray) and value.ndim:
+        memory.register_array(value, "argument")

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a launch did, counted: the numbers carry the source label "counted"."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kernellib.emulator.resources import KernelResources
+
+Array = np.ndarray[Any, Any]
+
+
+class ByteTracker:
+    """Counts how often each byte of a range is asked for by loads, and by stores (atomics count as both).
+
+    Counts are kept per granule; the granule starts at 16 bytes and shrinks to what the accesses need.
+    """
+
+    def __init__(self, base: int, size: int) -> None:
+        self.base = base
+        self.size = size
+        self.granule = 16
+        self.counts = {verb: np.zeros(-(-size // 16), np.int32) for verb in ("load", "store")}
+        self.bytes = {"load": 0, "store": 0}
+
+    def add(self, action: str, addresses: Array, size: int) -> None:
+        """Count an access of `size` bytes at every address."""
+        flat = addresses.reshape(-1)
+        relative = flat[(flat + size > self.base) & (flat < self.base + self.size)] - self.base
+        if not len(relative):
+            return
+        first, last = relative.clip(0), (relative + size).clip(None, self.size)
+        bits = int(np.bitwise_or.reduce(first | np.where(last == self.size, 0, last)))
+        while bits & (self.granule - 1):
+            self.granule //= 2
+            for verb, counts in self.counts.items():
+                self.counts[verb] = np.repeat(counts, 2)[: -(-self.size // self.granule)]
+        length = -(-last // self.granule) - first // self.granule
+        total = int((last - first).sum())
+        for verb in ("load", "store") if action == "atomic" else (action,):
+            self.bytes[verb] += total
+            for step in range(int(length.max())):
+                index = (first // self.granule + step)[step < length]
+                # buffered add: the same granule may be asked for by several lanes
+                np.add.at(self.counts[verb], index, 1)
+
+    def summary(self) -> dict[str, int]:
+        """Bytes asked for, and the least and most often that any byte was."""
+        loads, stores = self.counts["load"], self.counts["store"]
+        return {
+            "load": self.bytes["load"], "store": self.bytes["store"],
+            "load_min": int(loads.min(initial=0)), "load_max": int(loads.max(initial=0)),
+            "store_min": int(stores.min(initial=0)), "store_max": int(stores.max(initial=0)),
+        }  # fmt: skip
+
+
+@dataclass
+class LaunchReport:
+    """One kernel launch.
+
+    Attributes:
+        kernel_name, grid, block, lds_bytes (static + dynamic, per workgroup), num_waves, stream: the launch.
+        instruction_counts: wave-level issues per mnemonic (with its encoding suffix).
+        lane_instructions: wave-level issues of all instructions times 64 lanes.
+        bytes_by_space: bytes asked for by active lanes, `{"global": {"load": ..., "store": ..., "atomic": ...}, ...}`
+            for global (flat, buffer), lds, scratch, scalar.
+        requests: `(mnemonic, bytes per lane) -> number of lane requests`.
+        resources: compiled resources.
+        assembly: the listing that ran.
+        seconds: host time of the emulation (a property of this computer, not of the chip).
+    """
+
+    kernel_name: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    lds_bytes: int
+    num_waves: int
+    stream: int
+    instruction_counts: Counter[str]
+    lane_instructions: int
+    bytes_by_space: dict[str, dict[str, int]]
+    requests: Counter[tuple[str, int]]
+    resources: KernelResources
+    assembly: str = field(repr=False)
+    trackers: list[ByteTracker] = field(default_factory=list, repr=False)
+    seconds: float = 0.0
+
+    def bytes_of(self, target: Any) -> dict[str, int]:
+        """Bytes asked for inside a tensor (or `(address, size)`) that the session tracked with `track=[...]`.
+
+        Returns load, store: bytes; load_min, load_max, store_min, store_max: how often the least and the most
+        asked-for byte was.  Raises KeyError when the range was not tracked.
+        """
+        base, size = address_range(target)
+        for tracker in self.trackers:
+            if tracker.base == base and tracker.size == size:
+                return tracker.summary()
+        raise KeyError(f"range [{base:#x}, +{size}) was not given to emulated(track=[...])")
+
+
+def address_range(target: Any) -> tuple[int, int]:
+    """(address, bytes) of a contiguous tensor, a numpy array or an (address, size) pair."""
+    if isinstance(target, tuple) and len(target) == 2:
+        return int(target[0]), int(target[1])
+    if isinstance(target, np.ndarray):
+        return int(target.ctypes.data), int(target.nbytes)
+    if hasattr(target, "data_ptr"):
+        return int(target.data_ptr()), int(target.numel() * target.element_size())
+    raise TypeError(f"wants a tensor, an array or (address, size), got {type(target).__name__}")

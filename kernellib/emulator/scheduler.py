@@ -1,0 +1,402 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs wave groups: divergence, barriers, interleaving, residency, deadlock.
+
+A *cohort* is a set of whole workgroups whose waves share one register file and advance together; it is the unit that
+is switched between.  Inside a cohort, waves at one program counter form a *group*; a branch on which they disagree
+splits the group, and groups that reach the same block merge again.  The group at the lowest program counter runs
+first (compilers lay out code so that this makes diverged waves meet), with a quantum, so that a spin loop cannot
+starve the waves it waits for.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kernellib.emulator.binding.addresses import LocalStore
+from kernellib.emulator.binding.control import BARRIER, END, SPLIT, YIELD
+from kernellib.emulator.binding.memory import missing_wait
+from kernellib.emulator.errors import DeadlockError, EmulatorError, Finding, InstructionLimitError, Location
+from kernellib.emulator.state import RegisterFile, WaveGroup, as_slice, wave_order
+from kernellib.emulator.waits import WaitState
+
+if TYPE_CHECKING:
+    from kernellib.emulator.assembly import Instruction
+    from kernellib.emulator.launch import Launch
+
+Array = np.ndarray[Any, Any]
+GROUP_QUANTUM = 512  # blocks that one group may run while others of its cohort wait
+
+
+class Cohort:
+    """Some workgroups of a launch, resident together."""
+
+    def __init__(self, launch: Launch, first: int, count: int) -> None:
+        bound = launch.bound
+        self.launch = launch
+        self.slots = bound.slots
+        self.memory = launch.memory
+        self.epoch = launch.epoch
+        waves = launch.waves_per_workgroup
+        self.first, self.num_workgroups = first, count
+        slot, self.wave_idx = wave_order(count, waves)
+        self.slot = slot
+        self.workgroup_number = first + slot
+        gx, gy, _ = launch.grid
+        number = self.workgroup_number
+        self.workgroup_id = np.stack([number % gx, number // gx % gy, number // (gx * gy)], axis=1)
+        self.num_waves = count * waves
+        self.regs = launch.take_registers(self.num_waves)
+        self.lds_bytes = launch.lds_bytes
+        stride = -(-launch.lds_bytes // 16) * 16
+        self.lds = LocalStore(count * stride)
+        self.lds_base = slot.astype(np.int64) * stride
+        self.scratch_bytes = launch.scratch_bytes
+        self.scratch_stride = -(-launch.scratch_bytes // 16) * 16
+        self.scratch = LocalStore(self.num_waves * 64 * self.scratch_stride)
+        self.live = np.ones(self.num_waves, np.bool_)
+        self.at_barrier = np.zeros(self.num_waves, np.bool_)
+        self.bytes: Counter[tuple[str, str]] = Counter()
+        self.requests: Counter[tuple[str, int]] = Counter()
+        launch.initialise(self)
+        everyone = WaveGroup(self, np.arange(self.num_waves), self.regs, copied=False)
+        everyone.waits = WaitState()
+        everyone.block = launch.entry_block
+        everyone.set_mode(launch.float_mode)
+        everyone.refresh_exec()
+        self.groups: list[WaveGroup] = [everyone]
+        self.turn = 0
+
+    # ---------------------------------------------------------------------------------- counters, locations
+    def count(
+        self, space: str, action: str, mnemonic: str, size: int, addresses: Array, tracked: WaveGroup | None
+    ) -> None:
+        """Count the bytes that an instruction asks for; `addresses` has one element per request."""
+        number = addresses.size
+        self.bytes[space, action] += number * size
+        self.requests[mnemonic, size] += number
+        if tracked is not None and self.launch.trackers:
+            for tracker in self.launch.trackers:
+                tracker.add(action, addresses, size)
+
+    def location(
+        self, g: WaveGroup, inst: Instruction, wave: int, lane: int | None, address: int | None
+    ) -> Location:
+        """Where a finding of wave `wave` (index within the group) happened."""
+        member = int(g.waves[wave])
+        x, y, z = (int(v) for v in self.workgroup_id[member])
+        source = str(inst.source) if inst.source else None
+        return Location(
+            self.launch.kernel.name,
+            inst.text,
+            inst.line_no,
+            source,
+            (x, y, z),
+            int(self.wave_idx[member]),
+            lane,
+            address,
+        )
+
+    # ---------------------------------------------------------------------------------- groups
+    def _make_group(self, parent: WaveGroup, waves: Array, block: int) -> WaveGroup:
+        selection = as_slice(waves)
+        if isinstance(selection, slice):
+            group = WaveGroup(self, waves, self.regs.subset(selection), copied=False)
+        else:
+            group = WaveGroup(self, waves, self.regs.subset(waves), copied=True)
+        group.waits = parent.waits.copy()
+        group.pending = parent.pending
+        group.block = block
+        group.issued = parent.issued
+        group.set_mode(parent.mode)
+        group.refresh_exec()
+        return group
+
+    def _write_back(self, g: WaveGroup) -> None:
+        """Put the registers of a group that works on copies back into the cohort's file."""
+        if g.copied:
+            self.regs.vector[:, g.waves] = g.vector
+            self.regs.scalar[g.waves] = g.scalar
+            self.regs.scc[g.waves] = g.scc
+
+    def _split(self, g: WaveGroup, parts: list[tuple[Array, int]]) -> list[WaveGroup]:
+        """Replace a group by one per (wave mask, block)."""
+        self._write_back(g)
+        self.groups.remove(g)
+        made = [self._make_group(g, g.waves[mask], block) for mask, block in parts if mask.any()]
+        self.groups.extend(made)
+        return made
+
+    def _merge(self, g: WaveGroup) -> WaveGroup:
+        """Join a runnable group with the others that stand at the same block in the same mode."""
+        partners = [
+            o
+            for o in self.groups
+            if o is not g and o.state == "run" and o.block == g.block and o.mode == g.mode
+        ]
+        if not partners:
+            return g
+        for other in (*partners, g):
+            self._write_back(other)
+            self.groups.remove(other)
+        waves = np.sort(np.concatenate([g.waves, *[o.waves for o in partners]]))
+        merged = self._make_group(g, waves, g.block)
+        merged.issued = max(o.issued for o in (g, *partners))
+        for other in partners:
+            merged.waits = WaitState.merged(merged.waits, other.waits)
+        merged.pending = merged.waits.pending()
+        self.groups.append(merged)
+        return merged
+
+    # ---------------------------------------------------------------------------------- running
+    def run(self, quantum: int) -> str:
+        """Run until every wave has ended ("done"), all are asleep ("asleep"), or the quantum is used up ("busy").
+
+        `quantum` counts instructions issued by groups.  Raises DeadlockError when no wave can go on.
+        """
+        budget = quantum
+        for g in self.groups:
+            g.sleeping = False
+        while True:
+            ready = [g for g in self.groups if g.state == "run"]
+            if not ready:
+                if not self.groups:
+                    return "done"
+                raise self._barrier_deadlock()
+            awake = [g for g in ready if not g.sleeping]
+            if not awake:
+                return "asleep"
+            if budget <= 0:
+                return "busy"
+            alone = len(awake) == 1 and len(self.groups) == 1
+            g = awake[0] if alone else self._choose(awake)
+            budget -= self._run_group(g, budget if alone else 1, alone)
+
+    def _choose(self, awake: list[WaveGroup]) -> WaveGroup:
+        """Lowest block first; a group that has had its quantum waits until the others have had theirs."""
+        fresh = [g for g in awake if g.picks < GROUP_QUANTUM]
+        if not fresh:
+            for g in self.groups:
+                g.picks = 0
+            fresh = awake
+        chosen = min(fresh, key=lambda g: g.block)
+        chosen.picks += 1
+        return chosen
+
+    def _run_group(self, g: WaveGroup, budget: int, alone: bool) -> int:
+        """Run one group for at least a block; returns the instructions issued."""
+        launch = self.launch
+        blocks, counts, limit = launch.bound.blocks, launch.block_counts, launch.instruction_limit
+        used = 0
+        try:
+            while True:
+                number = g.block
+                if number < 0:
+                    raise EmulatorError(f"kernel {launch.kernel.name} runs past its last instruction")
+                block = blocks[number]
+                for g.pc, touched, step in block.body:
+                    if touched & g.pending:
+                        self._check_pending(g, touched)
+                    step(g)
+                counts[number] += g.n
+                issued = len(block.instructions)
+                used += issued
+                g.issued += issued
+                if block.end is None:
+                    g.block = block.next_block
+                else:
+                    g.pc, touched, step = block.end
+                    if touched & g.pending:
+                        self._check_pending(g, touched)
+                    code = step(g)
+                    if code < 0:
+                        self._leave(g, code)
+                        return used
+                    g.block = code
+                if g.issued > limit:
+                    raise InstructionLimitError(
+                        f"a wave has issued more than {limit} instructions", self._here(g)
+                    )
+                if not alone:
+                    self._merge(g)
+                    return used
+                if used >= budget:
+                    return used
+        except EmulatorError:
+            raise
+        except (IndexError, ValueError, TypeError, MemoryError, ArithmeticError) as error:
+            inst = launch.bound.program.instructions[g.pc]
+            raise EmulatorError(
+                f"internal error in `{inst.text}` (listing line {inst.line_no}): {type(error).__name__}: {error}"
+            ) from error
+
+    def _here(self, g: WaveGroup) -> Location:
+        return self.location(g, self.launch.bound.program.instructions[g.pc], 0, None, None)
+
+    def _check_pending(self, g: WaveGroup, touched: int) -> None:
+        other = g.waits.find(touched)
+        if other is not None:
+            inst = self.launch.bound.program.instructions[g.pc]
+            raise missing_wait(g, inst, touched & other.mask, other, "touches")
+
+    def _leave(self, g: WaveGroup, code: int) -> None:
+        """Handle a block end that is not a plain jump."""
+        if code == SPLIT:
+            assert g.targets is not None
+            truth, taken, falls = g.targets
+            for part in self._split(g, [(truth, taken), (~truth, falls)]):
+                if part in self.groups:
+                    self._merge(part)
+        elif code == END:
+            self.live[g.waves] = False
+            self.groups.remove(g)
+            if self.at_barrier.any():
+                self._release()
+        elif code == BARRIER:
+            self.at_barrier[g.waves] = True
+            g.state = "barrier"
+            self._release()
+        elif code == YIELD:
+            g.sleeping = True
+            if len(self.groups) > 1:
+                g.picks = GROUP_QUANTUM
+
+    def _release(self) -> None:
+        """Let every workgroup go whose live waves have all arrived at a barrier."""
+        missing = np.bincount(self.slot, weights=self.live & ~self.at_barrier, minlength=self.num_workgroups)
+        free = (missing == 0)[self.slot] & self.at_barrier
+        if not free.any():
+            return
+        self.at_barrier[free] = False
+        for g in [g for g in self.groups if g.state == "barrier"]:
+            mine = free[g.waves]
+            if mine.all():
+                g.state = "run"
+            elif mine.any():
+                released, kept = self._split(g, [(mine, g.block), (~mine, g.block)])
+                kept.state = "barrier"
+                assert released.state == "run"
+        for g in list(self.groups):
+            if g in self.groups and g.state == "run":
+                self._merge(g)
+
+    # ---------------------------------------------------------------------------------- diagnosis
+    def waiting(self) -> list[str]:
+        """Who waits where, one line per group."""
+        instructions = self.launch.bound.program.instructions
+        lines = []
+        for g in self.groups:
+            inst = instructions[g.pc]
+            x, y, z = (int(v) for v in self.workgroup_id[int(g.waves[0])])
+            waves = ", ".join(str(int(self.wave_idx[w])) for w in g.waves[:8]) + (", ..." if g.n > 8 else "")
+            what = "waits at barrier" if g.state == "barrier" else "spins at"
+            lines.append(
+                f"{g.n} wave(s) from workgroup ({x}, {y}, {z}), wave {waves}: {what} `{inst.text}` (listing line {inst.line_no})"
+                + (f", source {inst.source}" if inst.source else "")
+            )
+        return lines
+
+    def _barrier_deadlock(self) -> Finding:
+        return DeadlockError(
+            "waves wait at a barrier that the other waves of their workgroup never reach",
+            None,
+            tuple(self.waiting()),
+        )
+
+
+class Dispatcher:
+    """Feeds workgroups to the chip: at most `resident` at a time, in dispatch order."""
+
+    def __init__(self, launch: Launch, resident: int, per_cohort: int, quantum: int) -> None:
+        self.launch = launch
+        self.resident = max(resident, per_cohort)
+        self.per_cohort = per_cohort
+        self.quantum = quantum
+        self.next_workgroup = 0
+        self.active: deque[Cohort] = deque()
+
+    @property
+    def num_resident(self) -> int:
+        """Workgroups in flight."""
+        return sum(c.num_workgroups for c in self.active)
+
+    def admit(self) -> bool:
+        """Make the next workgroups resident, if they fit."""
+        total = self.launch.num_workgroups
+        count = min(self.per_cohort, total - self.next_workgroup, self.resident - self.num_resident)
+        if count <= 0:
+            return False
+        self.active.append(Cohort(self.launch, self.next_workgroup, count))
+        self.next_workgroup += count
+        return True
+
+    def run(self) -> None:
+        """Run the launch to its end.
+
+        Cohorts that need nothing from each other run one after another (their registers stay in the cache); a
+        cohort that sleeps or has used its quantum makes room for the next, until the chip is full.
+        """
+        idle_rounds = 0
+        while self.active or self.next_workgroup < self.launch.num_workgroups:
+            admitted = False
+            if not self.active:
+                admitted = self.admit()
+            before = self.launch.stores
+            for _ in range(len(self.active)):
+                cohort = self.active.popleft()
+                outcome = cohort.run(self.quantum)
+                self.launch.clock += self.quantum
+                if outcome == "done":
+                    self.launch.finish(cohort)
+                    admitted = True
+                else:
+                    self.active.append(cohort)
+            if self.active:
+                admitted = self.admit() or admitted
+            if admitted or self.launch.stores != before:
+                idle_rounds = 0
+                continue
+            idle_rounds += 1
+            if idle_rounds >= 4 and self._stuck():
+                lines = itertools.chain.from_iterable(c.waiting() for c in self.active)
+                raise DeadlockError(
+                    "no wave can make progress: every one spins on memory that nobody will write",
+                    None,
+                    tuple(itertools.islice(lines, 20)),
+                )
+
+    def _stuck(self) -> bool:
+        """True when every group comes back to the same registers at the same place and nothing is written.
+
+        With all memory visible at once and no clock read, such a state repeats for ever.
+        """
+        before = self.launch.stores
+        return all(self._repeats(c) for c in list(self.active)) and self.launch.stores == before
+
+    def _repeats(self, cohort: Cohort) -> bool:
+        snapshots = {self._signature(cohort)}
+        for _ in range(64):
+            if cohort.run(1) == "done":
+                self.active.remove(cohort)
+                self.launch.finish(cohort)
+                return False
+            signature = self._signature(cohort)
+            if signature in snapshots:
+                return True
+            snapshots.add(signature)
+        return False
+
+    @staticmethod
+    def _signature(cohort: Cohort) -> int:
+        parts = []
+        for g in sorted(cohort.groups, key=lambda g: int(g.waves[0])):
+            parts.append(
+                (g.block, g.state, g.waves.tobytes(), g.vector.tobytes(), g.scalar.tobytes(), g.scc.tobytes())
+            )
+        return hash(tuple(parts))
+
+
+__all__ = ["Cohort", "Dispatcher", "RegisterFile"]
