@@ -211,7 +211,7 @@ def parse_overrides(pairs: Sequence[str]) -> dict[str, str]:
 
 
 @app.command("run")
-def run_command(  # noqa: PLR0917  (typer passes options by name)
+def run_command(
     names: Annotated[
         list[str] | None,
         typer.Argument(

@@ -40,6 +40,7 @@ main { max-width: 1080px; margin: 0 auto; padding: 0 16px 48px; }
 .jp-InputArea-editor { font-size: 13px; }
 .jp-OutputArea-output img { max-width: 100%; }
 .kl-nav { font: 14px system-ui, sans-serif; padding: 14px 0 6px; color: #57606a; }
+.kl-nav a { color: #0b57d0; }
 .kl-failure { border: 2px solid #cf222e; border-radius: 8px; padding: 4px 16px 12px; margin: 12px 0;
   font: 14px system-ui, sans-serif; background: #fff5f5; color: #1f2328; }
 .kl-failure pre { overflow-x: auto; font-size: 12px; background: #fff; padding: 10px; border-radius: 6px;
@@ -79,7 +80,7 @@ td { padding: 7px 10px; border-bottom: 1px solid #eaeef2; vertical-align: top; }
 td.name { font-weight: 500; }
 td.detail { color: #424a53; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 .figures { display: flex; gap: 12px; flex-wrap: wrap; margin-top: 12px; }
-.figures a { flex: 1 1 300px; max-width: 100%; }
+.figures a { flex: 1 1 300px; max-width: 640px; }
 .figures img { width: 100%; border: 1px solid #eaeef2; border-radius: 6px; }
 pre { overflow-x: auto; font-size: 12px; background: #fff5f5; border: 1px solid #ffcecb; border-radius: 6px;
   padding: 10px; white-space: pre-wrap; }

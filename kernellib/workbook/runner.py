@@ -39,6 +39,7 @@ from .engine import ENGINE_NAME, ProgressListener, SilentProgress
 from .errors import (
     ArtifactError,
     CellTimeoutError,
+    ClaimFailedError,
     EarlyStopError,
     NotebookFormatError,
     RunTimeoutError,
@@ -110,10 +111,10 @@ def _plain_traceback(error: PapermillExecutionError) -> str:
 def _classify(error: BaseException) -> Failure:
     """Names what went wrong in a notebook run."""
     if isinstance(error, PapermillExecutionError):
-        kind: FailureKind = "claim" if error.ename == "ClaimFailedError" else "exception"
-        return Failure(
-            kind, f"{error.ename}: {ANSI_CODES.sub('', str(error.evalue))}", _plain_traceback(error)
-        )
+        text = ANSI_CODES.sub("", str(error.evalue))
+        if error.ename == ClaimFailedError.__name__:
+            return Failure("claim", text)  # its traceback shows only where claims are asserted
+        return Failure("exception", f"{error.ename}: {text}", _plain_traceback(error))
     for error_type, named_kind in NAMED_KINDS.items():
         if isinstance(error, error_type):
             return Failure(named_kind, str(error))
