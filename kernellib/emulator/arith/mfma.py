@@ -58,8 +58,8 @@ def _decode_fp6(fmt: SmallFormat) -> Decoder:
     def decode(words: Array) -> Array:
         triples = words.view(np.uint8).reshape(*words.shape[:-1], -1, 3).astype(np.uint32)
         joined = triples[..., 0] | (triples[..., 1] << np.uint32(8)) | (triples[..., 2] << np.uint32(16))
-        codes = (joined[..., None] >> np.uint32([0, 6, 12, 18])) & np.uint32(63)
-        return np.take(table, codes.reshape(*words.shape[:-1], -1))
+        codes = (joined[..., None] >> np.arange(0, 24, 6, dtype=np.uint32)) & np.uint32(63)
+        return np.asarray(np.take(table, codes.reshape(*words.shape[:-1], -1)))
 
     return decode
 
@@ -107,11 +107,8 @@ F8F6F4_FORMATS = (FP8, BF8, FP6, BF6, FP4)
 
 def operand(registers: Array, item: ItemType, shape: Shape, rows: int) -> Array:
     """Decode an operand: uint32 [R, n, 64] to values [n, blocks, rows, K]."""
-    words = layout.operand_to_rows(registers, rows, shape.blocks, item.pieces(shape, rows))
-    if item.bits == 64:
-        # A 64-bit item is a register pair of one lane, which the gather above already put side by side.
-        return item.decode(words)
-    return item.decode(words)
+    # The gather puts a lane's registers side by side, so that pairs join to 64-bit items as well.
+    return item.decode(layout.operand_to_rows(registers, rows, shape.blocks, item.pieces(shape, rows)))
 
 
 def multiply_accumulate(a: Array, b: Array, c: Array, shape: Shape, *, saturate: bool = False) -> Array:
@@ -138,8 +135,8 @@ def multiply_accumulate(a: Array, b: Array, c: Array, shape: Shape, *, saturate:
 
 
 def mfma(
-    a: Array, b: Array, c: Array, shape: Shape, *, types: tuple[ItemType, ItemType], cbsz: int = 0, abid: int = 0,
-    blgp: int = 0, saturate: bool = False, flush_inputs: bool = False,
+    a: Array, b: Array, c: Array, shape: Shape, *, types: tuple[ItemType, ItemType],
+    cbsz: int = 0, abid: int = 0, blgp: int = 0, saturate: bool = False, flush_inputs: bool = False,
 ) -> Array:  # fmt: skip
     """A dense MFMA on registers.
 
@@ -220,13 +217,8 @@ def smfmac(
 def _items(registers: Array, bits: int) -> Array:
     """uint32 [R, n, 64] to raw items [R * 32 / bits, n, 64] of uint8 or uint16."""
     dtype = np.uint8 if bits == 8 else np.uint16
-    per_register = 32 // bits
     split = np.ascontiguousarray(registers)[..., None].view(dtype)
-    return (
-        np.ascontiguousarray(np.moveaxis(split, -1, 1)).reshape(-1, *registers.shape[1:])
-        if per_register
-        else split
-    )
+    return np.ascontiguousarray(np.moveaxis(split, -1, 1)).reshape(-1, *registers.shape[1:])
 
 
 def _registers(items: Array) -> Array:
