@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The custom ops kernellib::latent_moe_tail and _out: opcheck, compilation, fakes, `out=`.
+
+They run the reference target: what is tested here is the op, not a kernel.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from kernellib import ContractError, latent_moe_tail
+from kernellib.ops.latent_moe_tail.config import DEFAULT_CONFIG
+from kernellib.ops.latent_moe_tail.reference import TailInputs, make_inputs, production_chain
+
+REFERENCE = {"target": "reference"}
+EPS = 1e-5
+
+
+@pytest.fixture(scope="module")
+def inputs() -> TailInputs:
+    return make_inputs(21)
+
+
+@pytest.fixture(scope="module")
+def expected(inputs: TailInputs) -> torch.Tensor:
+    return production_chain(*inputs, EPS)
+
+
+def poison() -> torch.Tensor:
+    return torch.full((1, 7168), float("nan"), dtype=torch.bfloat16)
+
+
+def test_opcheck(inputs: TailInputs) -> None:
+    results = torch.library.opcheck(torch.ops.kernellib.latent_moe_tail, tuple(inputs), REFERENCE)
+    results_out = torch.library.opcheck(
+        torch.ops.kernellib.latent_moe_tail_out, (*inputs, poison()), REFERENCE
+    )
+    for result in (results, results_out):
+        assert set(result.values()) == {"SUCCESS"}
+        assert "test_faketensor" in result
+        assert "test_aot_dispatch_dynamic" in result
+
+
+def test_new_result_and_out_agree(inputs: TailInputs, expected: torch.Tensor) -> None:
+    out = poison()
+    returned = latent_moe_tail(*inputs, eps=EPS, out=out, target="reference")
+    assert returned is out
+    assert torch.equal(out, expected)
+    first = latent_moe_tail(*inputs, eps=EPS, target="reference")
+    second = latent_moe_tail(*inputs, eps=EPS, target="reference")
+    assert torch.equal(first, expected)
+    assert first.data_ptr() != second.data_ptr()
+
+
+def test_inputs_are_left_alone(inputs: TailInputs) -> None:
+    before = [tensor.clone() for tensor in inputs]
+    latent_moe_tail(*inputs, target="reference", out=poison())
+    for tensor, copy in zip(inputs, before, strict=True):
+        assert torch.equal(tensor.view(torch.int16), copy.view(torch.int16))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiles_in_one_graph(inputs: TailInputs, expected: torch.Tensor, backend: str) -> None:
+    def step(
+        routed: torch.Tensor, gamma: torch.Tensor, up: torch.Tensor, shared: torch.Tensor
+    ) -> torch.Tensor:
+        return latent_moe_tail(routed, gamma, up, shared, eps=EPS, target="reference") * 2
+
+    compiled = torch.compile(step, fullgraph=True, backend=backend)
+    assert torch.equal(compiled(*inputs), expected * 2)
+    changed = inputs._replace(routed=inputs.routed.neg())  # the same graph must see new values
+    assert torch.equal(compiled(*changed), production_chain(*changed, EPS) * 2)
+
+
+def test_compiled_out_is_written(inputs: TailInputs, expected: torch.Tensor) -> None:
+    def step(out: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
+        return latent_moe_tail(*tensors, eps=EPS, out=out, target="reference")
+
+    out = poison()
+    result = torch.compile(step, fullgraph=True, backend="aot_eager")(out, *inputs)
+    assert torch.equal(out, expected)
+    assert torch.equal(result, expected)
+
+
+def test_compiled_call_keeps_the_contract(inputs: TailInputs) -> None:
+    compiled = torch.compile(
+        lambda *tensors: latent_moe_tail(*tensors, target="reference"), fullgraph=True, backend="aot_eager"
+    )
+    flat = torch.zeros(7168 + 8, dtype=torch.bfloat16)
+    misaligned = inputs._replace(shared=flat[1:7169].view(1, 7168))
+    with pytest.raises(ContractError, match="alignment"):
+        compiled(*misaligned)
+    with pytest.raises(Exception, match="shape"):  # found while tracing; dynamo wraps it
+        compiled(*inputs._replace(shared=torch.zeros(1, 7167, dtype=torch.bfloat16)))
+
+
+def test_fake_result_has_the_real_metadata(inputs: TailInputs) -> None:
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(tensor) for tensor in inputs]
+        result = torch.ops.kernellib.latent_moe_tail(*fakes)
+        assert (tuple(result.shape), result.dtype, str(result.device)) == ((1, 7168), torch.bfloat16, "cpu")
+        with pytest.raises(ContractError, match="dtype"):
+            torch.ops.kernellib.latent_moe_tail(fakes[0].float(), *fakes[1:])
+
+
+def test_config_travels_by_name(inputs: TailInputs) -> None:
+    with pytest.raises(ContractError, match="config"):  # understood, and refused by this target
+        torch.ops.kernellib.latent_moe_tail(*inputs, target="reference", config=DEFAULT_CONFIG.name)
+
+
+def test_public_names() -> None:
+    import kernellib  # noqa: PLC0415
+
+    for name in kernellib.__all__:
+        assert getattr(kernellib, name).__module__.startswith("kernellib.ops.")
+        assert name in dir(kernellib)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = kernellib.no_such_name
