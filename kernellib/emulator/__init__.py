@@ -1,1 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A gfx950 (MI355X) emulator: executes the assembly text that FlyDSL or Triton emit, on numpy.
 
+    with kernellib.emulator.emulated() as session:
+        launcher(x, weights, out, n)          # any @flyc.jit launcher, CPU tensors or raw addresses
+    print(session.launches[-1].bytes_by_space)
+
+Timing is not emulated: reports hold counts, no durations of the chip.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernellib.emulator.errors import (
+    AssemblySyntaxError,
+    BarrierDivergenceError,
+    CompilerBackendError,
+    DeadlockError,
+    EmulatorError,
+    Finding,
+    InstructionLimitError,
+    LaunchArgumentError,
+    MisalignedAccessError,
+    MissingNopError,
+    MissingWaitError,
+    OutOfBoundsError,
+    SessionError,
+    TrapError,
+    UnknownInstructionError,
+    UnsupportedModeError,
+    UnsupportedOperandError,
+    UseAfterFreeError,
+)
+
+_LAZY = {
+    "emulated": "session", "Session": "session", "active_session": "session", "run_assembly": "launch",
+    "Tuning": "launch", "compile_to_assembly": "flydsl_backend", "run_snippet": "snippet", "SnippetResult": "snippet",
+    "LaunchReport": "report", "KernelResources": "resources", "kernel_resources": "resources", "parse": "assembly",
+    "Program": "assembly",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    # numpy-heavy modules load on first use, so that importing the package for its error types stays cheap
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib  # noqa: PLC0415
+
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+
+
+__all__ = [
+    "AssemblySyntaxError",
+    "BarrierDivergenceError",
+    "CompilerBackendError",
+    "DeadlockError",
+    "EmulatorError",
+    "Finding",
+    "InstructionLimitError",
+    "LaunchArgumentError",
+    "MisalignedAccessError",
+    "MissingNopError",
+    "MissingWaitError",
+    "OutOfBoundsError",
+    "SessionError",
+    "TrapError",
+    "UnknownInstructionError",
+    "UnsupportedModeError",
+    "UnsupportedOperandError",
+    "UseAfterFreeError",
+    *sorted(_LAZY),
+]

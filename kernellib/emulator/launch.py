@@ -58,6 +58,13 @@ class CompiledListing:
         self.bound: BoundProgram = bind_program(self.program, ulp_bias)
         self._resources: dict[str, KernelResources] = {}
 
+    @classmethod
+    def from_program(cls, program: Program, bound: BoundProgram) -> CompiledListing:
+        """A listing that has been parsed and bound by the caller."""
+        self = cls.__new__(cls)
+        self.program, self.bound, self._resources = program, bound, {}
+        return self
+
     def resources(self, kernel: str) -> KernelResources:
         """Cached `kernel_resources`."""
         found = self._resources.get(kernel)

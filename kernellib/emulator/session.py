@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public entry: `with emulated() as session:` runs FlyDSL launchers on the emulator."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from kernellib.emulator.errors import LaunchArgumentError, SessionError
+from kernellib.emulator.flydsl_backend import HOST, assembly_backend
+from kernellib.emulator.kernarg import Dim3, build_kernarg, explicit_arguments
+from kernellib.emulator.launch import Launch, Tuning, as_dim3, compiled_listing, register_argument
+from kernellib.emulator.memory import Allocation, MemoryMap
+from kernellib.emulator.report import ByteTracker, LaunchReport, address_range
+from kernellib.emulator.resources import get_kernel
+
+Sanitize = Literal["default", "none"]
+Mode = Literal["simple"]
+
+# Shared by all sessions: what has been allocated does not depend on who asks.
+_memory = MemoryMap()
+
+
+class Session:
+    """One activation of the emulator.
+
+    Attributes:
+        launches: a LaunchReport per kernel launch, in order.
+        memory: the allocations kernels may touch; `register(tensor_or_array)` adds one explicitly.
+    """
+
+    def __init__(self, sanitize: Sanitize, mode: Mode, tuning: Tuning, track: Sequence[Any]) -> None:
+        self.sanitize = sanitize
+        self.mode = mode
+        self.tuning = tuning
+        self.track = [address_range(t) for t in track]
+        self.memory = _memory
+        self.launches: list[LaunchReport] = []
+        self._lock = threading.Lock()
+        for target in track:
+            register_argument(self.memory, target)
+
+    def register(self, buffer: Any) -> Allocation | None:
+        """Make a tensor's or array's memory addressable (tensors are otherwise found when they are used)."""
+        if hasattr(buffer, "untyped_storage"):
+            return self.memory.register_tensor(buffer)
+        return self.memory.register_array(buffer)
+
+    def register_range(self, address: int, size: int, name: str) -> Allocation:
+        """Make raw memory addressable; `session.memory.unregister` ends it."""
+        return self.memory.register_range(address, size, name)
+
+    def launch_from_host(
+        self,
+        assembly: str,
+        kernel: str,
+        grid: Dim3,
+        block: Dim3,
+        dynamic_lds_bytes: int,
+        stream: int,
+        pointers: Any,
+        num_pointers: int,
+    ) -> None:
+        """Run one kernel on behalf of FlyDSL's host code."""
+        listing = compiled_listing(assembly, self.tuning.ulp_bias)
+        found = get_kernel(listing.program, kernel)
+        layout = explicit_arguments(found)
+        if len(layout) != num_pointers:
+            raise LaunchArgumentError(
+                f"kernel {kernel}: the host passes {num_pointers} arguments, its metadata has {len(layout)}"
+            )
+        args = [ctypes.string_at(pointers[i], int(entry[".size"])) for i, entry in enumerate(layout)]
+        self._run(listing, found, grid, block, args, dynamic_lds_bytes, stream)
+
+    def run_assembly(
+        self,
+        text: str,
+        kernel: str | None,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        args: Sequence[Any],
+        *,
+        dynamic_lds_bytes: int = 0,
+        stream: int = 0,
+    ) -> LaunchReport:
+        """Run a kernel of a listing within this session (see `launch.run_assembly`)."""
+        listing = compiled_listing(text, self.tuning.ulp_bias)
+        found = get_kernel(listing.program, kernel)
+        for value in args:
+            register_argument(self.memory, value)
+        return self._run(
+            listing, found, as_dim3(grid, "grid"), as_dim3(block, "block"), args, dynamic_lds_bytes, stream
+        )
+
+    def _run(
+        self, listing: Any, kernel: Any, grid: Dim3, block: Dim3, args: Sequence[Any], lds: int, stream: int
+    ) -> LaunchReport:
+        kernarg = build_kernarg(kernel, args, grid, block, lds)
+        trackers = [ByteTracker(base, size) for base, size in self.track]
+        launch = Launch(listing, kernel, grid, block, kernarg, self.memory, lds, self.tuning, trackers)
+        report = launch.run(stream)
+        with self._lock:
+            self.launches.append(report)
+        return report
+
+
+_active: Session | None = None
+_active_lock = threading.Lock()
+
+
+def active_session() -> Session | None:
+    """The session that launches go to, or None."""
+    return _active
+
+
+@contextlib.contextmanager
+def emulated(
+    *,
+    sanitize: Sanitize = "default",
+    mode: Mode = "simple",
+    track: Sequence[Any] = (),
+    transcendental_ulp_bias: int = 0,
+    instruction_limit: int = 10_000_000,
+    waves_per_group: int = 64,
+    quantum: int = 20_000,
+) -> Iterator[Session]:
+    """Run every FlyDSL launcher called inside on the gfx950 emulator.
+
+    Args:
+        sanitize: "default" (the checks that are always on: bounds, use after free, alignment of atomics and LDS,
+            missing waits) or "none" (the same: they cost next to nothing).
+        mode: "simple": every store is visible at once.
+        track: tensors (or (address, bytes)) whose bytes are counted one by one, see `LaunchReport.bytes_of`.
+        transcendental_ulp_bias: -1, 0 or +1; added to the last place of v_rcp, v_rsq, v_sqrt, v_exp, v_log, v_sin and
+            v_cos results, whose exact bits AMD does not publish (1 ulp is documented): results that a kernel's
+            tolerance should not depend on.
+        instruction_limit: issues by one wave after which the launch is stopped with InstructionLimitError.
+        waves_per_group, quantum: see `launch.Tuning`.
+    Yields:
+        Session; `session.launches[-1]` is the report of the last kernel.
+    Raises:
+        SessionError when a session is active already (the environment and FlyDSL's registry are process-wide).
+
+    >>> with emulated() as session:                     # doctest: +SKIP
+    ...     launcher(x, y, n)
+    ...     print(session.launches[-1].instruction_counts)
+    """
+    global _active  # noqa: PLW0603
+    if sanitize not in ("default", "none"):
+        raise SessionError(f"sanitize={sanitize!r}: wants 'default' or 'none'")
+    if mode != "simple":
+        raise SessionError(f"mode={mode!r}: only 'simple' exists")
+    if transcendental_ulp_bias not in (-1, 0, 1):
+        raise SessionError(f"transcendental_ulp_bias={transcendental_ulp_bias}: wants -1, 0 or 1")
+    if waves_per_group < 1 or quantum < 1 or instruction_limit < 1:
+        raise SessionError("waves_per_group, quantum and instruction_limit must be positive")
+    tuning = Tuning(waves_per_group, quantum, instruction_limit, transcendental_ulp_bias)
+    session = Session(sanitize, mode, tuning, track)
+    with _active_lock:
+        if _active is not None:
+            raise SessionError("emulated() is active already: sessions do not nest, use the active one")
+        _active = session
+    try:
+        with assembly_backend():
+            HOST.target = session
+            yield session
+    finally:
+        HOST.target = None
+        with _active_lock:
+            _active = None
+
+
+__all__ = ["Session", "active_session", "emulated"]
