@@ -53,8 +53,8 @@ class ByteTracker:
         loads, stores = self.counts["load"], self.counts["store"]
         return {
             "load": self.bytes["load"], "store": self.bytes["store"],
-            "load_min": int(loads.min(initial=0)), "load_max": int(loads.max(initial=0)),
-            "store_min": int(stores.min(initial=0)), "store_max": int(stores.max(initial=0)),
+            "load_min": int(loads.min()) if loads.size else 0, "load_max": int(loads.max(initial=0)),
+            "store_min": int(stores.min()) if stores.size else 0, "store_max": int(stores.max(initial=0)),
         }  # fmt: skip
 
 
