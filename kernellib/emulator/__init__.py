@@ -34,11 +34,20 @@ from kernellib.emulator.errors import (
 )
 
 _LAZY = {
-    "emulated": "session", "Session": "session", "active_session": "session", "run_assembly": "launch",
-    "Tuning": "launch", "compile_to_assembly": "flydsl_backend", "run_snippet": "snippet", "SnippetResult": "snippet",
-    "LaunchReport": "report", "KernelResources": "resources", "kernel_resources": "resources", "parse": "assembly",
+    "KernelResources": "resources",
+    "LaunchReport": "report",
     "Program": "assembly",
-}  # fmt: skip
+    "Session": "session",
+    "SnippetResult": "snippet",
+    "Tuning": "launch",
+    "active_session": "session",
+    "compile_to_assembly": "flydsl_backend",
+    "emulated": "session",
+    "kernel_resources": "resources",
+    "parse": "assembly",
+    "run_assembly": "launch",
+    "run_snippet": "snippet",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -51,7 +60,7 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f"{__name__}.{module}"), name)
 
 
-__all__ = [
+__all__ = [  # noqa: RUF022 (error types first; the rest is loaded by __getattr__)
     "AssemblySyntaxError",
     "BarrierDivergenceError",
     "CompilerBackendError",
@@ -70,5 +79,17 @@ __all__ = [
     "UnsupportedModeError",
     "UnsupportedOperandError",
     "UseAfterFreeError",
-    *sorted(_LAZY),
+    "KernelResources",
+    "LaunchReport",
+    "Program",
+    "Session",
+    "SnippetResult",
+    "Tuning",
+    "active_session",
+    "compile_to_assembly",
+    "emulated",
+    "kernel_resources",
+    "parse",
+    "run_assembly",
+    "run_snippet",
 ]

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keep freed memory inside the process, so that numpy's temporaries do not cost page faults.
 
-glibc gives arrays above a threshold (128 kB at first) back to the kernel when they are freed; the next temporary
-of that size then faults every page in again, which costs several times the arithmetic on it (a matrix instruction
-of 64 waves measured 4 to 10 times slower). Two malloc parameters turn that off for the process.
+glibc gives arrays above a threshold (128 kB at first) back to the kernel when they are freed; the next
+temporary of that size then faults every page in again, which costs several times the arithmetic on it (a
+matrix instruction of 64 waves measured 4 to 10 times slower). Two malloc parameters turn that off for the
+process.
 """
 
 from __future__ import annotations

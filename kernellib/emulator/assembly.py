@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parser of gfx9 assembly listings as LLVM prints them (FlyDSL's `format=isa`, Triton's `amdgcn` stage, `llc`).
+"""Parser of gfx9 assembly listings as LLVM prints them (FlyDSL's `format=isa`, Triton's `amdgcn` stage,
+`llc`).
 
-`parse(text)` gives a `Program`: the instructions with their line numbers and source locations, the labels, each
-kernel's `.amdhsa_` descriptor and its entry of the `.amdgpu_metadata` YAML.  Whatever it does not know is an
-`AssemblySyntaxError` that names the line: nothing is skipped because it looks unimportant.
+`parse(text)` gives a `Program`: the instructions with their line numbers and source locations, the labels,
+each kernel's `.amdhsa_` descriptor and its entry of the `.amdgpu_metadata` YAML.  Whatever it does not know
+is an `AssemblySyntaxError` that names the line: nothing is skipped because it looks unimportant.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ _MNEMONIC = re.compile(r"[a-z][a-z0-9_]*$")
 _COMMENT = re.compile(r"\s*(;|//|#ASM).*$")
 # Directives that carry nothing an execution needs (alignment, symbol attributes, unwind and linker hints).
 _IGNORED = frozenset(
-    """.amdhsa_code_object_version .globl .global .p2align .p2alignl .p2alignw .balign .align .type .size .fill
-    .weak .protected .hidden .internal .local .ident .addrsig .addrsig_sym .cfi_sections .cfi_startproc
-    .cfi_endproc .cfi_escape .cfi_undefined .cfi_def_cfa .cfi_offset .cfi_def_cfa_offset .end""".split()
+    {".amdhsa_code_object_version", ".globl", ".global", ".p2align", ".p2alignl", ".p2alignw", ".balign"}
+    | {".align", ".type", ".size", ".fill", ".weak", ".protected", ".hidden", ".internal", ".local", ".ident"}
+    | {".addrsig", ".addrsig_sym", ".cfi_sections", ".cfi_startproc", ".cfi_endproc", ".cfi_escape"}
+    | {".cfi_undefined", ".cfi_def_cfa", ".cfi_offset", ".cfi_def_cfa_offset", ".end"}
 )
 _DATA = {".byte": 1, ".short": 2, ".2byte": 2, ".value": 2, ".long": 4, ".4byte": 4, ".int": 4, ".quad": 8,
          ".8byte": 8}  # fmt: skip
@@ -128,7 +130,7 @@ class _Parser:
         else:
             raise self.error(".amdgpu_metadata has no .end_amdgpu_metadata")
         try:
-            loaded = yaml.load("\n".join(lines[position:end]), Loader=_YAML_LOADER)  # noqa: S506 (a safe loader)
+            loaded = yaml.load("\n".join(lines[position:end]), Loader=_YAML_LOADER)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise self.error(f"metadata is not YAML: {str(error).splitlines()[0]}") from None
         kernels = loaded.get("amdhsa.kernels", []) if isinstance(loaded, dict) else None
@@ -207,7 +209,7 @@ class _Parser:
         self.section = ".data"
 
     def d_section(self, rest: str) -> None:
-        self.section = rest.split(",")[0].strip().strip('"')
+        self.section = rest.partition(",")[0].strip().strip('"')
 
     def d_pushsection(self, rest: str) -> None:
         self.section_stack.append(self.section)

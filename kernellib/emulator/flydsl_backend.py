@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """FlyDSL's own compile and launch path, ended in the emulator instead of HIP.
 
-What stays FlyDSL's: tracing, lowering, LLVM code generation, argument packing, the host function (JIT-compiled by MLIR's
-ExecutionEngine).  What changes, and only while a session is active:
+What stays FlyDSL's: tracing, lowering, LLVM code generation, argument packing, the host function
+(JIT-compiled by MLIR's ExecutionEngine).  What changes, and only while a session is active:
 
-* a compile backend, registered under the name `rocm` through FlyDSL's public registry, whose pipeline ends in assembly
-  text (`format=isa`) instead of a linked code object;
-* the host function's runtime symbols (`mgpuModuleLoadJIT`, `mgpuLaunchKernel`, ...), which normally come from a library
-  that needs HIP, are Python callbacks: the launch arrives here with grid, block, LDS size, stream and raw arguments;
+* a compile backend, registered under the name `rocm` through FlyDSL's public registry, whose pipeline ends in
+  assembly text (`format=isa`) instead of a linked code object;
+* the host function's runtime symbols (`mgpuModuleLoadJIT`, `mgpuLaunchKernel`, ...), which normally come from
+  a library that needs HIP, are Python callbacks: the launch arrives here with grid, block, LDS size, stream
+  and raw arguments;
 * LLVM back-end errors, which FlyDSL leaves on file descriptor 2, are read and raised as CompilerBackendError;
 * FlyDSL's disk cache is off, so that no listing lands among a GPU's code objects.
 
-The environment, the backend and the patched methods are process-wide and are restored on exit.  Engines made in a
-session stay usable in later sessions; calling one with no session active raises SessionError.
+The environment, the backend and the patched methods are process-wide and are restored on exit.  Engines made
+in a session stay usable in later sessions; calling one with no session active raises SessionError.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from typing import Any, Protocol
 from kernellib.emulator.errors import CompilerBackendError, SessionError
 
 ENVIRONMENT: dict[str, str | None] = {
-    "ARCH": "gfx950", "FLYDSL_GPU_ARCH": "gfx950", "FLYDSL_COMPILE_BACKEND": "rocm", "FLYDSL_RUNTIME_KIND": "rocm",
+    "ARCH": "gfx950", "FLYDSL_GPU_ARCH": "gfx950",
+    "FLYDSL_COMPILE_BACKEND": "rocm", "FLYDSL_RUNTIME_KIND": "rocm",
     "FLYDSL_RUNTIME_ENABLE_CACHE": "0", "FLYDSL_RUNTIME_RUN_ONLY": None, "COMPILE_ONLY": None,
     "HSA_OVERRIDE_GFX_VERSION": None,
 }  # fmt: skip
@@ -116,24 +118,24 @@ class HostRuntime:
             self._next += 16
             return self._next
 
-    def _mgpuModuleLoad(self, data: int, size: int) -> int:  # noqa: N802 (name of the C symbol)
+    def _mgpuModuleLoad(self, data: int, size: int) -> int:
         handle = self._handle()
         self._modules[handle] = ctypes.string_at(data, size)
         return handle
 
-    def _mgpuModuleLoadJIT(self, data: int, level: int) -> int:  # noqa: N802
+    def _mgpuModuleLoadJIT(self, data: int, level: int) -> int:
         handle = self._handle()
         self._modules[handle] = ctypes.string_at(data).decode()
         return handle
 
-    def _mgpuModuleGetFunction(self, module: int, name: bytes) -> int:  # noqa: N802
+    def _mgpuModuleGetFunction(self, module: int, name: bytes) -> int:
         handle = self._handle()
         self._functions[handle] = (module, name.decode())
         return handle
 
-    def _mgpuLaunchKernel(  # noqa: N802
-        self, function: int, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, lds: int, stream: int | None,
-        params: Any, extra: Any, count: int,
+    def _mgpuLaunchKernel(
+        self, function: int, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, lds: int,
+        stream: int | None, params: Any, extra: Any, count: int,
     ) -> None:  # fmt: skip
         if self.target is None:
             raise SessionError(
@@ -210,7 +212,7 @@ def _ensure_engine(self: Any) -> None:
             return
         if self._uses_explicit_module:
             raise SessionError(
-                "kernels that link external bitcode with module initialisers are not supported by the emulator"
+                "kernels that link external bitcode with module initialisers are not supported here"
             )
         context = _create_mlir_context()
         with context:

@@ -26,7 +26,7 @@ def explicit_arguments(kernel: Kernel) -> list[dict[str, Any]]:
 
 
 def pack_value(value: Any, size: int, position: int) -> bytes:
-    """One argument as bytes: raw bytes, an address-bearing object, an int, a float, a bool or a numpy scalar."""
+    """One argument as bytes: raw bytes, a tensor or array (its address), a Python or numpy number."""
     if isinstance(value, (bytes, bytearray)):
         raw = bytes(value)
     elif hasattr(value, "data_ptr"):
@@ -77,11 +77,11 @@ def build_kernarg(
     return segment
 
 
-def hidden_value(kind: str, grid: Dim3, block: Dim3, dynamic_lds_bytes: int) -> int:
+def hidden_value(kind: str, grid: Dim3, block: Dim3, dynamic_lds_bytes: int) -> int:  # noqa: PLR0911
     """Value of a hidden argument.  Grids are whole workgroups, so remainders are zero.
 
-    Services that do not exist here (printf, hostcall, heap, queues) are null pointers: a kernel that uses one is
-    stopped by the bounds check.
+    Services that do not exist here (printf, hostcall, heap, queues) are null pointers: a kernel that uses one
+    is stopped by the bounds check.
     """
     axes = {"x": 0, "y": 1, "z": 2}
     name = kind.removeprefix("hidden_")

@@ -32,19 +32,22 @@ from kernellib.emulator.state import FloatMode, RegisterFile
 
 Array = np.ndarray[Any, Any]
 _epochs = itertools.count(1)
+REGISTER_BYTES_PER_GROUP = 16 << 20
 
 
 @dataclass(frozen=True)
 class Tuning:
     """Knobs of the emulation itself; none changes results of a race-free kernel.
 
-    `waves_per_group`: how many waves advance in one numpy step (their registers should fit the processor's cache);
-    `quantum`: instructions a cohort issues before the next one gets its turn; `instruction_limit`: issues by one
-    wave before an InstructionLimitError; `ulp_bias`: shifts results of v_rcp, v_rsq, v_sqrt, v_exp, v_log, v_sin
-    and v_cos by -1, 0 or +1 ulp, within their documented accuracy.
+    `waves_per_group`: how many waves advance in one numpy step; 0 chooses from the register count, so that a
+    group's registers fit the processor's last-level cache (measured: more waves spread the interpreter's cost
+    further, until the registers leave the cache); `quantum`: instructions a cohort issues before the next one
+    gets its turn; `instruction_limit`: issues by one wave before an InstructionLimitError; `ulp_bias`: shifts
+    results of v_rcp, v_rsq, v_sqrt, v_exp, v_log, v_sin and v_cos by -1, 0 or +1 ulp, within their documented
+    accuracy.
     """
 
-    waves_per_group: int = 64
+    waves_per_group: int = 0
     quantum: int = 20_000
     instruction_limit: int = 10_000_000
     ulp_bias: int = 0
@@ -134,10 +137,10 @@ class Launch:
             regs = free.pop()
             regs.reset()
             return regs
-        return RegisterFile.allocate(self.bound.num_vgprs + self.bound.num_agprs, num_waves)
+        return RegisterFile.allocate(self.bound.slots, self.bound.num_vgprs + self.bound.num_agprs, num_waves)
 
     def initialise(self, cohort: Cohort) -> None:
-        """Registers as the hardware sets them up at a wave's start (LLVM, "Initial kernel execution state")."""
+        """Registers at a wave's start (LLVM AMDGPU guide, "Initial Kernel Execution State")."""
         scalar, descriptor = cohort.regs.scalar, self.kernel.descriptor
         thread = cohort.wave_idx[:, None] * 64 + np.arange(64)
         bx, by, _ = self.block
@@ -222,7 +225,7 @@ class Launch:
             int(self.kernarg.ctypes.data), len(self.kernarg), "kernel arguments", writable=False
         )
         per_cu = self.resources.workgroups_per_cu(self.threads, self.lds_bytes - self.resources.lds_bytes)
-        per_cohort = max(1, self.tuning.waves_per_group // self.waves_per_workgroup)
+        per_cohort = max(1, self._waves_per_group() // self.waves_per_workgroup)
         resident = per_cu * NUM_COMPUTE_UNITS
         try:
             with np.errstate(all="ignore"):
@@ -230,6 +233,12 @@ class Launch:
         finally:
             self.memory.unregister(segment)
         return self._report(stream, time.perf_counter() - begin)
+
+    def _waves_per_group(self) -> int:
+        if self.tuning.waves_per_group:
+            return self.tuning.waves_per_group
+        row_bytes = 256 * (self.bound.num_vgprs + self.bound.num_agprs)
+        return min(max(REGISTER_BYTES_PER_GROUP // row_bytes, 32), 256)
 
     def _report(self, stream: int, seconds: float) -> LaunchReport:
         counts: Counter[str] = Counter()
@@ -245,9 +254,10 @@ class Launch:
             spaces[space][action] += number
         return LaunchReport(
             kernel_name=self.kernel.name, grid=self.grid, block=self.block, lds_bytes=self.lds_bytes,
-            num_waves=self.num_workgroups * self.waves_per_workgroup, stream=stream, instruction_counts=counts,
-            lane_instructions=64 * sum(counts.values()), bytes_by_space=spaces, requests=self.requests,
-            resources=self.resources, assembly=self.bound.program.text, trackers=self.trackers, seconds=seconds,
+            num_waves=self.num_workgroups * self.waves_per_workgroup, stream=stream,
+            instruction_counts=counts, lane_instructions=64 * sum(counts.values()), bytes_by_space=spaces,
+            requests=self.requests, resources=self.resources, assembly=self.bound.program.text,
+            trackers=self.trackers, seconds=seconds,
         )  # fmt: skip
 
 
@@ -312,8 +322,8 @@ def run_assembly(
         text: assembly text with `.amdhsa_kernel` descriptor and `.amdgpu_metadata`.
         kernel: its name; None when the listing has only one.
         grid, block: workgroups, and threads per workgroup.
-        args: one value per explicit kernel argument: tensors or arrays (their address is passed), ints, floats,
-            numpy scalars or raw bytes of the argument's size.
+        args: one value per explicit kernel argument: tensors or arrays (their address is passed), ints,
+            floats, numpy scalars or raw bytes of the argument's size.
         dynamic_lds_bytes: LDS on top of the static amount.
         track: tensors whose bytes are counted one by one (see `LaunchReport.bytes_of`).
     Raises:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Global memory: which host addresses a kernel may touch, and typed views of them.
 
-Kernel pointers are host addresses of CPU tensors.  No address is ever dereferenced that does not lie inside a known,
-live allocation: buffers registered with the session, storages of torch tensors, and numpy arrays.  Tensors are found
-when they are needed, through the garbage collector's list of objects, and remembered weakly, so that an access to
-memory that has been freed is a `UseAfterFreeError`.
+Kernel pointers are host addresses of CPU tensors.  No address is ever dereferenced that does not lie inside a
+known, live allocation: buffers registered with the session, storages of torch tensors, and numpy arrays.
+Tensors are found when they are needed, through the garbage collector's list of objects, and remembered
+weakly, so that an access to memory that has been freed is a `UseAfterFreeError`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -26,8 +26,8 @@ ITEM_CODES = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 class Allocation:
     """One live range of host memory.
 
-    `alive()` says whether the owner still exists; while the allocation is *pinned* (during a launch) `owner` holds
-    a strong reference, so the memory cannot go away under a running kernel.
+    `alive()` says whether the owner still exists; while the allocation is *pinned* (during a launch) `owner`
+    holds a strong reference, so the memory cannot go away under a running kernel.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Allocation:
         self.name = name
         self.alive = alive
         self.writable = writable
-        self.bytes = np.frombuffer((ctypes.c_uint8 * size).from_address(base), np.uint8)
+        self.bytes = np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(base)), np.uint8)
         self._views: dict[tuple[int, int], Array] = {}
 
     def view(self, itemsize: int, phase: int) -> Array:
@@ -73,6 +73,14 @@ def _tensor_storage(tensor: Any) -> Any | None:
         return storage if storage.nbytes() and storage.data_ptr() else None
     except (RuntimeError, NotImplementedError, AttributeError):
         return None
+
+
+def _owner(array: Array) -> Array:
+    """The array at the end of a chain of views."""
+    owner: Any = array
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    return cast(Array, owner)
 
 
 class MemoryMap:
@@ -110,7 +118,7 @@ class MemoryMap:
             return None
         from torch.multiprocessing.reductions import StorageWeakRef  # noqa: PLC0415
 
-        reference = StorageWeakRef(storage)
+        reference: Any = cast(Any, StorageWeakRef)(storage)
         shape = "x".join(str(n) for n in tensor.shape)
         name = f"tensor {str(tensor.dtype).removeprefix('torch.')}[{shape}]"
         return self.add(
@@ -119,9 +127,7 @@ class MemoryMap:
 
     def register_array(self, array: Array, name: str = "array") -> Allocation | None:
         """Make a numpy array (its owner's memory) addressable."""
-        owner: Any = array
-        while isinstance(owner.base, np.ndarray):
-            owner = owner.base
+        owner = _owner(array)
         if not owner.nbytes or not owner.flags.c_contiguous:
             return None
         reference = weakref.ref(owner)
@@ -215,5 +221,9 @@ class MemoryMap:
         for candidate in objects:
             if type(candidate) in (dict, list, tuple):
                 for referent in gc.get_referents(candidate):
-                    if type(referent) is np.ndarray and referent.nbytes and referent.dtype != object:
+                    if type(referent) is not np.ndarray or not referent.nbytes or referent.dtype == object:
+                        continue
+                    # Arrays over foreign memory are left out: among them are the views of freed
+                    # allocations, which are alive as objects and would displace what lies there now.
+                    if _owner(referent).flags.owndata:
                         self.register_array(referent)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operands and modifiers of one instruction, parsed from the text that LLVM prints for gfx9 targets.
 
-An instruction line is `mnemonic operand, operand, ... modifier modifier ...`.  Operands are separated by commas;
-modifiers follow the last operand, separated by blanks, either flags (`nt`, `offen`) or `name:value`.
+An instruction line is `mnemonic operand, operand, ... modifier modifier ...`.  Operands are separated by
+commas; modifiers follow the last operand, separated by blanks, either flags (`nt`, `offen`) or `name:value`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from kernellib.emulator.errors import AssemblySyntaxError, UnsupportedOperandErr
 OperandKind = Literal["vgpr", "agpr", "sgpr", "const", "symbol", "off", "hwreg", "message", "text"]
 ModifierValue = int | str | tuple[int, ...] | bool
 
-# Operand encodings 0..127 of the scalar file: named registers have a fixed number there (CDNA ISA, "SGPR operands").
+# Operand encodings 0..127 of the scalar file: named registers have a fixed number there (CDNA ISA, "SGPR
+# operands").
 NAMED_SGPRS: dict[str, tuple[int, int]] = {
     "flat_scratch": (102, 2), "flat_scratch_lo": (102, 1), "flat_scratch_hi": (103, 1),
     "xnack_mask": (104, 2), "xnack_mask_lo": (104, 1), "xnack_mask_hi": (105, 1),
     "vcc": (106, 2), "vcc_lo": (106, 1), "vcc_hi": (107, 1), "m0": (124, 1),
     "exec": (126, 2), "exec_lo": (126, 1), "exec_hi": (127, 1),
 }  # fmt: skip
-# Read-only sources that live beyond the register file; the emulator keeps them in rows 128.. of the same array.
+# Read-only sources that live beyond the register file; the emulator keeps them in rows 128.. of the same
+# array.
 SPECIAL_SOURCES: dict[str, tuple[int, int]] = {
     "src_shared_base": (128, 2), "src_shared_limit": (130, 2), "src_private_base": (132, 2),
     "src_private_limit": (134, 2), "src_vccz": (136, 1), "vccz": (136, 1), "src_execz": (137, 1),
@@ -35,8 +37,23 @@ VCCZ, EXECZ, SCC = 136, 137, 138
 
 # Flags that stand alone; anything else without a colon is an operand (or an error).
 FLAG_MODIFIERS = frozenset(
-    "nt sc0 sc1 glc slc dlc offen idxen addr64 lds gds tfe clamp high row_mirror row_half_mirror "
-    "unorm da lwe r128 a16 d16".split()
+    {
+        "nt",
+        "sc0",
+        "sc1",
+        "glc",
+        "slc",
+        "dlc",
+        "offen",
+        "idxen",
+        "addr64",
+        "lds",
+        "gds",
+        "tfe",
+        "clamp",
+        "high",
+    }
+    | {"row_mirror", "row_half_mirror", "unorm", "da", "lwe", "r128", "a16", "d16"}
 )
 _NUMBER = re.compile(r"[-+]?(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)$")
 _FLOAT = re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+)([eE][-+]?\d+)?$")
@@ -66,9 +83,10 @@ class Operand:
 
 
 def split_top_level(text: str, separator: str) -> list[str]:
-    """Split at a separator (`","` or `" "`) outside brackets and quotes.  Raises ValueError when unbalanced."""
+    """Split at `","` or `" "` outside brackets and quotes.  Raises ValueError when unbalanced."""
     parts: list[str] = []
-    depth, quoted, current = 0, False, []
+    depth, quoted = 0, False
+    current: list[str] = []
     for char in text:
         if char == '"':
             quoted = not quoted
@@ -151,7 +169,7 @@ def _modified(text: str) -> Operand | None:
     return None
 
 
-def parse_operand(text: str) -> Operand:
+def parse_operand(text: str) -> Operand:  # noqa: PLR0911 (one return per operand form)
     """Parse one operand.  Raises ValueError when it has no known form."""
     if not text or len(text) > 300:
         raise ValueError("empty operand" if not text else "operand too long")

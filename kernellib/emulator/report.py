@@ -12,6 +12,7 @@ import numpy as np
 from kernellib.emulator.resources import KernelResources
 
 Array = np.ndarray[Any, Any]
+_ONE = np.int32(1)
 
 
 class ByteTracker:
@@ -45,16 +46,17 @@ class ByteTracker:
             self.bytes[verb] += total
             for step in range(int(length.max())):
                 index = (first // self.granule + step)[step < length]
-                # buffered add: the same granule may be asked for by several lanes
-                np.add.at(self.counts[verb], index, 1)
+                # unbuffered add, as lanes may share a granule; a scalar of the same dtype takes numpy's fast
+                # path
+                np.add.at(self.counts[verb], index, _ONE)
 
     def summary(self) -> dict[str, int]:
         """Bytes asked for, and the least and most often that any byte was."""
         loads, stores = self.counts["load"], self.counts["store"]
         return {
             "load": self.bytes["load"], "store": self.bytes["store"],
-            "load_min": int(loads.min()) if loads.size else 0, "load_max": int(loads.max(initial=0)),
-            "store_min": int(stores.min()) if stores.size else 0, "store_max": int(stores.max(initial=0)),
+            "load_min": int(loads.min()) if loads.size else 0, "load_max": int(loads.max()),
+            "store_min": int(stores.min()) if stores.size else 0, "store_max": int(stores.max()),
         }  # fmt: skip
 
 
@@ -66,8 +68,8 @@ class LaunchReport:
         kernel_name, grid, block, lds_bytes (static + dynamic, per workgroup), num_waves, stream: the launch.
         instruction_counts: wave-level issues per mnemonic (with its encoding suffix).
         lane_instructions: wave-level issues of all instructions times 64 lanes.
-        bytes_by_space: bytes asked for by active lanes, `{"global": {"load": ..., "store": ..., "atomic": ...}, ...}`
-            for global (flat, buffer), lds, scratch, scalar.
+        bytes_by_space: bytes asked for by active lanes, `{"global": {"load": ..., "store": ..., "atomic":
+            ...}, ...}` for global (flat, buffer), lds, scratch, scalar.
         requests: `(mnemonic, bytes per lane) -> number of lane requests`.
         resources: compiled resources.
         assembly: the listing that ran.

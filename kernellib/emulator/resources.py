@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled resources of a kernel and the occupancy they allow on gfx950.
 
-Facts used (AMD CDNA3/CDNA4 ISA, LLVM "AMDGPU memory and register allocation" for gfx90a and later): a SIMD lane has 512
-vector registers, shared by VGPRs and AGPRs, allocated in granules of 8; AGPRs start at `accum_offset` (a multiple of
-4); at most 8 waves per SIMD; 4 SIMDs per compute unit; 160 KiB LDS per compute unit, allocated in granules of 1280
-bytes (320 dwords); 800 SGPRs per SIMD do not limit (each wave may have 102).
+Facts used (AMD CDNA3/CDNA4 ISA, LLVM "AMDGPU memory and register allocation" for gfx90a and later): a SIMD
+lane has 512 vector registers, shared by VGPRs and AGPRs, allocated in granules of 8; AGPRs start at
+`accum_offset` (a multiple of 4); at most 8 waves per SIMD; 4 SIMDs per compute unit; 160 KiB LDS per compute
+unit, allocated in granules of 1280 bytes (320 dwords); 800 SGPRs per SIMD do not limit (each wave may have
+102).
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ MAX_WORKGROUP_THREADS = 1024
 class KernelResources:
     """What a kernel needs.
 
-    `vgprs`/`agprs` are the registers really used, `vector_registers` what is allocated per lane (an occupancy hint
-    can inflate it); `lds_bytes`/`scratch_bytes` the static amounts (LDS per workgroup, scratch per lane);
-    `occupancy_waves_per_simd` by vector registers alone; `spills` counts spilled VGPRs and SGPRs;
+    `vgprs`/`agprs` are the registers really used, `vector_registers` what is allocated per lane (an occupancy
+    hint can inflate it); `lds_bytes`/`scratch_bytes` the static amounts (LDS per workgroup, scratch per
+    lane); `occupancy_waves_per_simd` by vector registers alone; `spills` counts spilled VGPRs and SGPRs;
     `instruction_mix` counts mnemonics (with encoding suffix) of the code.
     """
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs wave groups: divergence, barriers, interleaving, residency, deadlock.
 
-A *cohort* is a set of whole workgroups whose waves share one register file and advance together; it is the unit that
-is switched between.  Inside a cohort, waves at one program counter form a *group*; a branch on which they disagree
-splits the group, and groups that reach the same block merge again.  The group at the lowest program counter runs
-first (compilers lay out code so that this makes diverged waves meet), with a quantum, so that a spin loop cannot
-starve the waves it waits for.
+A *cohort* is a set of whole workgroups whose waves share one register file and advance together; it is the
+unit that is switched between.  Inside a cohort, waves at one program counter form a *group*; a branch on
+which they disagree splits the group, and groups that reach the same block merge again.  The group at the
+lowest program counter runs first (compilers lay out code so that this makes diverged waves meet), with a
+quantum, so that a spin loop cannot starve the waves it waits for.
 """
 
 from __future__ import annotations
@@ -153,7 +153,8 @@ class Cohort:
 
     # ---------------------------------------------------------------------------------- running
     def run(self, quantum: int) -> str:
-        """Run until every wave has ended ("done"), all are asleep ("asleep"), or the quantum is used up ("busy").
+        """Run until every wave has ended ("done"), all are asleep ("asleep"), or the quantum is used up
+        ("busy").
 
         `quantum` counts instructions issued by groups.  Raises DeadlockError when no wave can go on.
         """
@@ -186,7 +187,7 @@ class Cohort:
         chosen.picks += 1
         return chosen
 
-    def _run_group(self, g: WaveGroup, budget: int, alone: bool) -> int:
+    def _run_group(self, g: WaveGroup, budget: int, alone: bool) -> int:  # noqa: PLR0912 (the hot loop)
         """Run one group for at least a block; returns the instructions issued."""
         launch = self.launch
         blocks, counts, limit = launch.bound.blocks, launch.block_counts, launch.instruction_limit
@@ -230,7 +231,8 @@ class Cohort:
         except (IndexError, ValueError, TypeError, MemoryError, ArithmeticError) as error:
             inst = launch.bound.program.instructions[g.pc]
             raise EmulatorError(
-                f"internal error in `{inst.text}` (listing line {inst.line_no}): {type(error).__name__}: {error}"
+                f"internal error in `{inst.text}` (listing line {inst.line_no}): "
+                f"{type(error).__name__}: {error}"
             ) from error
 
     def _here(self, g: WaveGroup) -> Location:
@@ -294,7 +296,8 @@ class Cohort:
             waves = ", ".join(str(int(self.wave_idx[w])) for w in g.waves[:8]) + (", ..." if g.n > 8 else "")
             what = "waits at barrier" if g.state == "barrier" else "spins at"
             lines.append(
-                f"{g.n} wave(s) from workgroup ({x}, {y}, {z}), wave {waves}: {what} `{inst.text}` (listing line {inst.line_no})"
+                f"{g.n} wave(s) from workgroup ({x}, {y}, {z}), wave {waves}: "
+                f"{what} `{inst.text}` (listing line {inst.line_no})"
                 + (f", source {inst.source}" if inst.source else "")
             )
         return lines

@@ -124,25 +124,26 @@ def emulated(
     track: Sequence[Any] = (),
     transcendental_ulp_bias: int = 0,
     instruction_limit: int = 10_000_000,
-    waves_per_group: int = 64,
+    waves_per_group: int = 0,
     quantum: int = 20_000,
 ) -> Iterator[Session]:
     """Run every FlyDSL launcher called inside on the gfx950 emulator.
 
     Args:
-        sanitize: "default" (the checks that are always on: bounds, use after free, alignment of atomics and LDS,
-            missing waits) or "none" (the same: they cost next to nothing).
+        sanitize: "default" (the checks that are always on: bounds, use after free, alignment of atomics and
+            LDS, missing waits) or "none" (the same: they cost next to nothing).
         mode: "simple": every store is visible at once.
         track: tensors (or (address, bytes)) whose bytes are counted one by one, see `LaunchReport.bytes_of`.
-        transcendental_ulp_bias: -1, 0 or +1; added to the last place of v_rcp, v_rsq, v_sqrt, v_exp, v_log, v_sin and
-            v_cos results, whose exact bits AMD does not publish (1 ulp is documented): results that a kernel's
-            tolerance should not depend on.
+        transcendental_ulp_bias: -1, 0 or +1; added to the last place of v_rcp, v_rsq, v_sqrt, v_exp, v_log,
+            v_sin and v_cos results, whose exact bits AMD does not publish (1 ulp is documented): results that
+            a kernel's tolerance should not depend on.
         instruction_limit: issues by one wave after which the launch is stopped with InstructionLimitError.
         waves_per_group, quantum: see `launch.Tuning`.
     Yields:
         Session; `session.launches[-1]` is the report of the last kernel.
     Raises:
-        SessionError when a session is active already (the environment and FlyDSL's registry are process-wide).
+        SessionError when a session is active already (the environment and FlyDSL's registry are
+        process-wide).
 
     >>> with emulated() as session:                     # doctest: +SKIP
     ...     launcher(x, y, n)
@@ -155,8 +156,8 @@ def emulated(
         raise SessionError(f"mode={mode!r}: only 'simple' exists")
     if transcendental_ulp_bias not in (-1, 0, 1):
         raise SessionError(f"transcendental_ulp_bias={transcendental_ulp_bias}: wants -1, 0 or 1")
-    if waves_per_group < 1 or quantum < 1 or instruction_limit < 1:
-        raise SessionError("waves_per_group, quantum and instruction_limit must be positive")
+    if waves_per_group < 0 or quantum < 1 or instruction_limit < 1:
+        raise SessionError("waves_per_group, quantum and instruction_limit must not be negative or zero")
     tuning = Tuning(waves_per_group, quantum, instruction_limit, transcendental_ulp_bias)
     session = Session(sanitize, mode, tuning, track)
     with _active_lock:

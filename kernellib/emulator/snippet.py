@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from kernellib.emulator.assembly import Kernel
+from kernellib.emulator.assembly import Kernel, parse
 from kernellib.emulator.binding.program import bind_program
-from kernellib.emulator.assembly import parse
 from kernellib.emulator.launch import CompiledListing, Launch, Tuning
 from kernellib.emulator.memory import MemoryMap
 from kernellib.emulator.operands import EXEC, M0, VCC
@@ -151,7 +150,8 @@ def run_snippet(
         "group_segment_fixed_size": size, "private_segment_fixed_size": scratch_bytes, "next_free_vgpr": 64,
         "float_round_mode_32": mode.round32, "float_round_mode_16_64": mode.round64_16,
         "float_denorm_mode_32": mode.denorm32, "float_denorm_mode_16_64": mode.denorm64_16,
-        "dx10_clamp": int(mode.dx10_clamp), "ieee_mode": int(mode.ieee), "fp16_overflow": int(mode.fp16_overflow),
+        "dx10_clamp": int(mode.dx10_clamp), "ieee_mode": int(mode.ieee),
+        "fp16_overflow": int(mode.fp16_overflow),
     }  # fmt: skip
     kernel = Kernel("snippet", 0, descriptor, {".name": "snippet"})
     program.kernels["snippet"] = kernel
@@ -161,8 +161,8 @@ def run_snippet(
         listing, kernel, (1, 1, 1), (64 * num_waves, 1, 1), bytearray(16), memory or MemoryMap(), 0, tuning
     )
     launch.values = {
-        "vgprs": vgprs, "agprs": agprs, "sgprs": sgprs, "exec_mask": exec_mask, "vcc": vcc, "scc": scc, "m0": m0,
-        "lds": lds,
+        "vgprs": vgprs, "agprs": agprs, "sgprs": sgprs, "exec_mask": exec_mask, "vcc": vcc, "scc": scc,
+        "m0": m0, "lds": lds,
     }  # fmt: skip
     with np.errstate(all="ignore"):
         Dispatcher(launch, 1, 1, tuning.quantum).run()

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Registers of the waves that advance together, as numpy arrays.
 
-A `Cohort` (scheduler.py) owns one `RegisterFile` for all its waves.  A `WaveGroup` is the part of a cohort whose
-waves are at one program counter: it sees the register file through views (whenever its waves form an arithmetic
-progression, which wave-of-workgroup order makes the usual case) or through copies.
+A `Cohort` (scheduler.py) owns one `RegisterFile` for all its waves.  A `WaveGroup` is the part of a cohort
+whose waves are at one program counter: it sees the register file through views (whenever its waves form an
+arithmetic progression, which wave-of-workgroup order makes the usual case) or through copies.
 
-Layouts: vector registers `[row, wave, lane]` uint32, where row r is `v r` and, after all VGPRs, the AGPRs; scalar
-registers `[wave, 140]` uint32 at their operand encodings (vcc 106, m0 124, exec 126), so that an aligned pair is one
-uint64 of the same memory.
+Layouts: vector registers `[row, wave, lane]` uint32, where row r is `v r` and, after all VGPRs, the AGPRs;
+scalar registers `[wave, 140]` uint32 at their operand encodings (vcc 106, m0 124, exec 126), so that an
+aligned pair is one uint64 of the same memory.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ ALL_LANES = 0xFFFFFFFFFFFFFFFF
 class FloatMode:
     """The floating-point part of the MODE register (CDNA ISA, "MODE register").
 
-    `round32`/`round64_16`: 0 nearest even, 1 +inf, 2 -inf, 3 zero.  `denorm32`/`denorm64_16`: bit 0 keep denormal
-    sources, bit 1 keep denormal results (3 = IEEE).
+    `round32`/`round64_16`: 0 nearest even, 1 +inf, 2 -inf, 3 zero.  `denorm32`/`denorm64_16`: bit 0 keep
+    denormal sources, bit 1 keep denormal results (3 = IEEE).
     """
 
     round32: int = 0
@@ -55,9 +55,11 @@ class FloatMode:
 
     @classmethod
     def from_bits(cls, bits: int) -> FloatMode:
-        """Decode MODE bits: 1:0 round32, 3:2 round64_16, 5:4 denorm32, 7:6 denorm64_16, 8 dx10_clamp, 9 ieee, 23."""
-        return cls(bits & 3, bits >> 2 & 3, bits >> 4 & 3, bits >> 6 & 3, bool(bits >> 8 & 1), bool(bits >> 9 & 1),
-                   bool(bits >> 23 & 1))  # fmt: skip
+        """Decode MODE bits: 1:0 round32, 3:2 round64_16, 5:4 denorm32, 7:6 denorm64_16, 8 dx10_clamp, 9 ieee,
+        23.
+        """
+        fields = (bits & 3, bits >> 2 & 3, bits >> 4 & 3, bits >> 6 & 3)
+        return cls(*fields, bool(bits >> 8 & 1), bool(bits >> 9 & 1), bool(bits >> 23 & 1))
 
     def to_bits(self) -> int:
         """The inverse of `from_bits`."""
@@ -69,13 +71,13 @@ PLAIN_MODE = FloatMode()
 
 
 class SlotTable:
-    """Interns operand views: a slot number stands for "this part of the register file, seen as this dtype"."""
+    """Interns operand views: a slot number stands for a part of the register file, seen as some dtype."""
 
     def __init__(self) -> None:
-        self.makers: list[Callable[[WaveGroup], Array]] = []
+        self.makers: list[Callable[[RegisterFile], Array]] = []
         self._by_key: dict[Any, int] = {}
 
-    def intern(self, key: Any, maker: Callable[[WaveGroup], Array]) -> int:
+    def intern(self, key: Any, maker: Callable[[RegisterFile], Array]) -> int:
         """The slot of `key`, made on first use."""
         slot = self._by_key.get(key)
         if slot is None:
@@ -85,31 +87,38 @@ class SlotTable:
 
 
 class ViewCache(dict[int, Array]):
-    """slot -> view of one group's registers, built when first asked for."""
+    """slot -> view of one register file, built when first asked for."""
 
-    __slots__ = ("group",)
+    __slots__ = ("makers", "regs")
 
-    def __init__(self, group: WaveGroup) -> None:
+    def __init__(self, slots: SlotTable, regs: RegisterFile) -> None:
         super().__init__()
-        self.group = group
+        self.makers = slots.makers
+        self.regs = regs
 
     def __missing__(self, slot: int) -> Array:
-        view = self[slot] = self.group.slots.makers[slot](self.group)
+        view = self[slot] = self.makers[slot](self.regs)
         return view
 
 
-@dataclass
 class RegisterFile:
-    """Vector, scalar and condition registers of `num_waves` waves."""
+    """Vector, scalar and condition registers of some waves, and the operand views of them."""
 
-    vector: Array
-    scalar: Array
-    scc: Array
+    __slots__ = ("scalar", "scalar64", "scc", "slots", "vector", "views")
+
+    def __init__(self, slots: SlotTable, vector: Array, scalar: Array, scc: Array) -> None:
+        self.slots = slots
+        self.vector = vector
+        self.scalar = scalar
+        self.scalar64 = scalar.view(np.uint64)
+        self.scc = scc
+        self.views = ViewCache(slots, self)
 
     @classmethod
-    def allocate(cls, num_rows: int, num_waves: int) -> RegisterFile:
+    def allocate(cls, slots: SlotTable, num_rows: int, num_waves: int) -> RegisterFile:
         """Poisoned registers; EXEC and everything else are set by the launch."""
         self = cls(
+            slots,
             np.empty((max(num_rows, 1), num_waves, NUM_LANES), np.uint32),
             np.empty((num_waves, NUM_SGPRS), np.uint32),
             np.zeros(num_waves, np.bool_),
@@ -125,7 +134,7 @@ class RegisterFile:
 
     def subset(self, waves: slice | Array) -> RegisterFile:
         """Registers of some waves: views for a slice, copies for an index array."""
-        return RegisterFile(self.vector[:, waves], self.scalar[waves], self.scc[waves])
+        return RegisterFile(self.slots, self.vector[:, waves], self.scalar[waves], self.scc[waves])
 
 
 def as_slice(waves: Array) -> slice | Array:
@@ -141,14 +150,35 @@ def as_slice(waves: Array) -> slice | Array:
 class WaveGroup:
     """Waves at one program counter.
 
-    `pc` is the instruction being executed (for error messages), `block` the next basic block, `exec` the lane mask
-    (None when every lane of every wave is on), `fast` whether plain arithmetic may write registers directly (every
-    lane on, plain float mode).
+    `pc` is the instruction being executed (for error messages), `block` the next basic block, `exec` the lane
+    mask (None when every lane of every wave is on), `fast` whether plain arithmetic may write registers
+    directly (every lane on, plain float mode).
     """
 
-    __slots__ = ("cohort", "waves", "regs", "copied", "vector", "scalar", "scalar64", "scc", "n", "slots", "views",
-                 "exec", "fast", "mode", "pc", "block", "state", "waits", "pending", "issued", "targets", "picks",
-                 "sleeping")  # fmt: skip
+    __slots__ = (
+        "block",
+        "cohort",
+        "copied",
+        "exec",
+        "fast",
+        "issued",
+        "mode",
+        "n",
+        "pc",
+        "pending",
+        "picks",
+        "regs",
+        "scalar",
+        "scalar64",
+        "scc",
+        "sleeping",
+        "state",
+        "targets",
+        "vector",
+        "views",
+        "waits",
+        "waves",
+    )  # fmt: skip
 
     def __init__(self, cohort: Cohort, waves: Array, regs: RegisterFile, copied: bool) -> None:
         self.cohort = cohort
@@ -157,11 +187,10 @@ class WaveGroup:
         self.copied = copied
         self.vector = regs.vector
         self.scalar = regs.scalar
-        self.scalar64 = regs.scalar.view(np.uint64)
+        self.scalar64 = regs.scalar64
         self.scc = regs.scc
         self.n = len(waves)
-        self.slots = cohort.slots
-        self.views = ViewCache(self)
+        self.views = regs.views
         self.exec: Array | None = None
         self.fast = True
         self.mode = PLAIN_MODE
@@ -209,8 +238,9 @@ def pack_mask(mask: Array) -> Array:
 def wave_order(num_workgroups: int, waves_per_workgroup: int) -> tuple[Array, Array]:
     """(workgroup slot, wave in workgroup) of each wave of a cohort.
 
-    Waves are ordered wave-major: "wave k of every workgroup" is contiguous and "all waves of workgroup j" is an
-    arithmetic progression, so that the usual divergences (by wave id, by workgroup) split a group into views.
+    Waves are ordered wave-major: "wave k of every workgroup" is contiguous and "all waves of workgroup j" is
+    an arithmetic progression, so that the usual divergences (by wave id, by workgroup) split a group into
+    views.
     """
     wave_idx, workgroup = np.divmod(np.arange(num_workgroups * waves_per_workgroup), num_workgroups)
     return workgroup, wave_idx

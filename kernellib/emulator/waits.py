@@ -4,14 +4,15 @@
 gfx9 counts outstanding operations in two counters (CDNA ISA, "Manually inserted wait states / data dependency
 resolution"):
 
-* `vmcnt` (6 bits): vector memory loads, stores, atomics and direct-to-LDS loads.  Loads return in order, so a wait for N
-  covers all but the N newest.
-* `lgkmcnt` (4 bits): LDS operations (in order among themselves), scalar loads and messages (out of order: only a wait
-  for 0 covers a scalar load).  FLAT operations count in both.
+* `vmcnt` (6 bits): vector memory loads, stores, atomics and direct-to-LDS loads.  Loads return in order, so a
+  wait for N covers all but the N newest.
+* `lgkmcnt` (4 bits): LDS operations (in order among themselves), scalar loads and messages (out of order:
+  only a wait for 0 covers a scalar load).  FLAT operations count in both.
 
-Registers are bits of one Python int: VGPR i is bit i, AGPR i bit 512+i, SGPR encoding i bit 1024+i.  Touching a register
-that is pending is a `MissingWaitError`.  Source registers of a store, and address registers of any access, need no
-protection: the hardware reads them at issue.  A later load into the same register of the same in-order kind is legal.
+Registers are bits of one Python int: VGPR i is bit i, AGPR i bit 512+i, SGPR encoding i bit 1024+i.  Touching
+a register that is pending is a `MissingWaitError`.  Source registers of a store, and address registers of any
+access, need no protection: the hardware reads them at issue.  A later load into the same register of the same
+in-order kind is legal.
 """
 
 from __future__ import annotations
@@ -121,7 +122,9 @@ class WaitState:
         return None
 
     def conflicts(self, mask: int, kind: PendingKind) -> Outstanding | None:
-        """Like `find`, for the result registers of a new load: in-order operations of its own kind are no conflict."""
+        """Like `find`, for the result registers of a new load: in-order operations of its own kind are no
+        conflict.
+        """
         in_order = kind in ("vmem", "lds")
         for vm, lgkm in self.histories:
             for operation in reversed([*vm, *lgkm]):

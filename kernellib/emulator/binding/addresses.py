@@ -45,7 +45,9 @@ def out_of_bounds(
 
 
 class Resolver:
-    """Looks up the allocation of one memory instruction; remembers the last one (it is nearly always the same)."""
+    """Looks up the allocation of one memory instruction; remembers the last one (it is nearly always the
+    same).
+    """
 
     def __init__(self, inst: Instruction, size: int, verb: str) -> None:
         self.inst = inst
@@ -54,13 +56,21 @@ class Resolver:
         self.last: Allocation | None = None
         self.epoch = -1
 
+    def resolve_rows(self, g: WaveGroup, first: Array, row_bytes: int) -> Allocation | None:
+        """The allocation that holds `row_bytes` bytes at each address; None: `resolve` tells why not."""
+        low, high = int(first.min()), int(first.max()) + row_bytes
+        last = self.last
+        if last is not None and self.epoch == g.cohort.epoch and last.base <= low and high <= last.end:
+            return last
+        return g.cohort.memory.find(low, high)
+
     def resolve(
         self, g: WaveGroup, addresses: Array, waves: Array | None, lanes: Array | None
     ) -> Allocation | None:
         """The allocation that holds every address (plus size), or None when they lie in several.
 
-        `addresses` are int64, of any shape; `waves`/`lanes` say which wave and lane each belongs to (None: the
-        array is [n, 64]).  Raises OutOfBoundsError when an address lies in no allocation.
+        `addresses` are int64, of any shape; `waves`/`lanes` say which wave and lane each belongs to (None:
+        the array is [n, 64]).  Raises OutOfBoundsError when an address lies in no allocation.
         """
         memory, size = g.cohort.memory, self.size
         low, high = int(addresses.min()), int(addresses.max()) + size
@@ -83,6 +93,15 @@ class Resolver:
                 lane = int(position) % 64 if lanes is None else int(lanes[position])
                 raise out_of_bounds(memory, g, self.inst, address, size, wave, lane, self.verb)
         return None
+
+
+def gather_rows(allocation: Allocation, offsets: Array, row_bytes: int) -> Array:
+    """uint32 [k, row_bytes / 4]: `row_bytes` contiguous bytes at each byte offset."""
+    rows = np.lib.stride_tricks.as_strided(
+        allocation.bytes[:row_bytes].view(f"V{row_bytes}"), (allocation.size - row_bytes + 1,), (1,)
+    )
+    taken: Array = rows[offsets]
+    return taken.view(np.uint32).reshape(len(offsets), -1)
 
 
 class ByteStore(Protocol):
@@ -112,7 +131,7 @@ class LocalStore:
 
 
 def gather(store: ByteStore, offsets: Array, size: int) -> Array:
-    """Items of `size` bytes (a power of two up to 16) at byte offsets, as unsigned (complex128 for 16 bytes)."""
+    """Items of `size` bytes (a power of two, at most 16) at byte offsets, as unsigned or complex128."""
     phase = int(offsets.flat[0]) & (size - 1)
     if size > 1 and int(np.bitwise_or.reduce(offsets ^ phase, axis=None)) & (size - 1):
         index = offsets[..., None] + np.arange(size)

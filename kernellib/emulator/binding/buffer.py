@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Binds buffer instructions: the descriptor, its range check, and direct-to-LDS loads.
 
-Descriptor (CDNA ISA, "Buffer resource descriptor"): base 47:0, stride 61:48, swizzle enable 63, num_records 95:64,
-add-tid enable 119.  Address = base + soffset + offset + stride * index, offset = (offen ? VGPR : 0) + immediate.
+Descriptor (CDNA ISA, "Buffer resource descriptor"): base 47:0, stride 61:48, swizzle enable 63, num_records
+95:64, add-tid enable 119.  Address = base + soffset + offset + stride * index, offset = (offen ? VGPR : 0) +
+immediate.
 
-Range check of a raw buffer (stride 0): a dword (byte, short) is out of range when offset + soffset + its size exceeds
-num_records; each dword of a wider access is checked on its own.  Structured buffers (stride > 0, no swizzle): out of
-range when index >= num_records or offset + size > stride.  Loads then give 0, stores and atomics are dropped.
-Swizzled buffers and add-tid addressing are refused.
+Range check of a raw buffer (stride 0): a dword (byte, short) is out of range when offset + soffset + its size
+exceeds num_records; each dword of a wider access is checked on its own.  Structured buffers (stride > 0, no
+swizzle): out of range when index >= num_records or offset + size > stride.  Loads then give 0, stores and
+atomics are dropped. Swizzled buffers and add-tid addressing are refused.
 """
 
 from __future__ import annotations
@@ -145,8 +146,8 @@ def _load(plan: MemoryPlan, where: BufferAddress, issue: Callable[[WaveGroup], N
             allocation = whole.resolve(g, address, waves, lanes)
             if allocation is not None:
                 offsets = address - allocation.base
-                mover.write(g, [gather(allocation, offsets + at, mover.piece) for at in range(0, size, mover.piece)],
-                            waves, lanes)  # fmt: skip
+                items = [gather(allocation, offsets + at, mover.piece) for at in range(0, size, mover.piece)]
+                mover.write(g, items, waves, lanes)
                 return
         ends = np.broadcast_to(offset - size, (g.n, 64))
         ends = ends if waves is None else ends[waves, lanes]
@@ -302,7 +303,7 @@ def _load_to_lds(plan: MemoryPlan, where: BufferAddress, issue: Callable[[WaveGr
         if int(target.min()) < 0 or int(target.max()) + max(size, 4) > cohort.lds_bytes:
             bad = int(np.argmax(target))
             raise OutOfBoundsError(
-                f"direct-to-LDS load writes LDS byte {int(target[bad])}, the workgroup has {cohort.lds_bytes}",
+                f"direct-to-LDS load at LDS byte {int(target[bad])}, the workgroup has {cohort.lds_bytes}",
                 cohort.location(g, inst, int(waves[bad]), int(lanes[bad]), int(target[bad])),
             )
         target = target + cohort.lds_base[g.waves][waves]

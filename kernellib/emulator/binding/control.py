@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Branches, waits, barriers, sleeps, mode register: everything that steers a group instead of computing.
 
-A handler returns a step and whether it ends its basic block.  A step that ends a block returns the number of the
-next block, or one of the negative codes below.
+A handler returns a step and whether it ends its basic block.  A step that ends a block returns the number of
+the next block, or one of the negative codes below.
 """
 
 from __future__ import annotations

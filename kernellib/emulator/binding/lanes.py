@@ -25,8 +25,8 @@ DPP_CONTROLS = ("quad_perm", "row_shl", "row_shr", "row_ror", "wave_shl", "wave_
 class Dpp:
     """One DPP control.
 
-    `source`: the lane each lane reads, -1 for none; `writable`: lanes that row_mask and bank_mask leave enabled;
-    `zero_invalid`: bound_ctrl, a lane without source reads 0 instead of not being written.
+    `source`: the lane each lane reads, -1 for none; `writable`: lanes that row_mask and bank_mask leave
+    enabled; `zero_invalid`: bound_ctrl, a lane without source reads 0 instead of not being written.
     """
 
     source: Array
@@ -34,7 +34,7 @@ class Dpp:
     zero_invalid: bool
 
 
-def dpp_source(name: str, value: ModifierValue) -> Array | None:  # noqa: PLR0911, PLR0912
+def dpp_source(name: str, value: ModifierValue) -> Any:  # noqa: PLR0911
     """Source lane per lane (-1: none), or None when the control does not exist."""
     row, pos = LANES & ~15, LANES & 15
     if name == "row_mirror":
@@ -91,8 +91,8 @@ def take_dpp(inst: Instruction, modifiers: dict[str, ModifierValue]) -> Dpp:
 def apply_dpp(dpp: Dpp, value: Array, exec_mask: Array | None) -> tuple[Array, Array | None]:
     """(permuted value, lanes that may be written or None for all).
 
-    A source lane that is out of range or switched off by EXEC is invalid: with bound_ctrl it reads 0, otherwise
-    the destination lane keeps its value.
+    A source lane that is out of range or switched off by EXEC is invalid: with bound_ctrl it reads 0,
+    otherwise the destination lane keeps its value.
     """
     full = np.broadcast_to(value, (value.shape[0], 64)) if value.shape[-1:] != (64,) else value
     moved = np.take(full, dpp.source, axis=-1, mode="wrap")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Binds LDS instructions (DS encoding): reads, writes, pairs, atomics, transposing reads.
 
-Addresses are bytes within the workgroup's LDS, `VGPR + offset`; `offset0`/`offset1` of the pair forms count elements
-(64 elements in the st64 forms).  An access past the workgroup's allocation is an OutOfBoundsError (the hardware would
-drop it silently).  ds_swizzle, ds_permute and ds_bpermute touch no memory: they are vector definitions, issued
-through the LDS counter (`bind_exchange`).
+Addresses are bytes within the workgroup's LDS, `VGPR + offset`; `offset0`/`offset1` of the pair forms count
+elements (64 elements in the st64 forms).  An access past the workgroup's allocation is an OutOfBoundsError
+(the hardware would drop it silently).  ds_swizzle, ds_permute and ds_bpermute touch no memory: they are
+vector definitions that `bind_exchange` issues through the LDS counter.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ from kernellib.emulator.binding.addresses import gather, scatter
 from kernellib.emulator.binding.memory import (
     MemoryPlan,
     make_issue,
-    out_of_alignment,
+    missing_wait,
     select_lanes,
     take_common,
 )
 from kernellib.emulator.binding.movers import RegisterMover, combine_atomic
-from kernellib.emulator.binding.sources import Array, BindContext, Fetch, refuse
-from kernellib.emulator.errors import OutOfBoundsError
-from kernellib.emulator.instructions.registry import MemoryDef
+from kernellib.emulator.binding.place import place_in_lds
+from kernellib.emulator.binding.sources import BindContext, Fetch, refuse
+from kernellib.emulator.binding.transpose import bind_transpose
+from kernellib.emulator.binding.vector import bind_vector
+from kernellib.emulator.instructions.registry import AluDef, MemoryDef
 from kernellib.emulator.operands import Operand
 from kernellib.emulator.state import WaveGroup
+from kernellib.emulator.waits import Outstanding, register_bits
 
 Step = Callable[[WaveGroup], Any]
 U32 = np.dtype(np.uint32)
@@ -41,37 +44,6 @@ def _address(plan: MemoryPlan, operand: Operand) -> Fetch:
         raise refuse(plan.inst, f"{operand.text}: an LDS address is one VGPR")
     slot = src.vgpr_slot(plan.ctx, src.vector_row(plan.ctx, operand), U32)
     return lambda g: g.views[slot].astype(np.int64)
-
-
-def _place(
-    g: WaveGroup,
-    inst: Instruction,
-    local: Array,
-    size: int,
-    waves: Array | None,
-    lanes: Array | None,
-    verb: str,
-) -> Array:
-    """Bytes of the cohort's LDS store for local addresses; checks bounds and dword alignment of dword accesses."""
-    cohort = g.cohort
-    low, high = int(local.min()), int(local.max()) + size
-    if low < 0 or high > cohort.lds_bytes:
-        flat = local.reshape(-1)
-        bad = int(np.argmax(flat)) if high > cohort.lds_bytes else int(np.argmin(flat))
-        wave = bad // 64 if waves is None else int(waves[bad])
-        lane = bad % 64 if lanes is None else int(lanes[bad])
-        raise OutOfBoundsError(
-            f"{size}-byte LDS {verb} at byte {int(flat[bad])}, the workgroup has {cohort.lds_bytes} bytes",
-            cohort.location(g, inst, wave, lane, int(flat[bad])),
-        )
-    align = min(size, 4)
-    if align > 1 and int(np.bitwise_or.reduce(local, axis=None)) & (align - 1):
-        flat = local.reshape(-1)
-        bad = int(np.nonzero(flat & (align - 1))[0][0])
-        raise out_of_alignment(g, inst, int(flat[bad]), align, bad, waves, lanes)
-    base = cohort.lds_base[g.waves]
-    placed: Array = local + (base[:, None] if waves is None else base[waves])
-    return placed
 
 
 def _element_offsets(plan: MemoryPlan) -> list[int]:
@@ -112,14 +84,36 @@ def bind_lds(ctx: BindContext, inst: Instruction, definition: MemoryDef) -> tupl
     address = _address(plan, text.pop(0))
     issue = make_issue(plan, "lds")
     if definition.transpose:
-        from kernellib.emulator.binding.transpose import bind_transpose  # noqa: PLC0415 (rare)
-
         return bind_transpose(plan, address, offsets[0], issue), plan.source_mask
     if definition.action == "load":
         return _load(plan, address, offsets, issue), plan.source_mask
     if definition.action == "store":
         return _store(plan, address, offsets, text, issue), plan.source_mask
     return _atomic(plan, address, offsets[0], text, issue), plan.source_mask
+
+
+def bind_exchange(ctx: BindContext, inst: Instruction, definition: AluDef) -> tuple[Step, int]:
+    """(step, registers read) of ds_swizzle_b32, ds_permute_b32, ds_bpermute_b32: the result needs a wait."""
+    if not inst.operands:
+        raise refuse(inst, "wants operands")
+    compute = bind_vector(ctx, inst, definition)
+    result = inst.operands[0]
+    mask = register_bits(result)
+    operation = Outstanding(mask, inst, "lds")
+    touched = 0
+    for operand in inst.operands[1:]:
+        touched |= register_bits(operand)
+
+    def step(g: WaveGroup) -> None:
+        if mask & g.pending:
+            other = g.waits.conflicts(mask, "lds")
+            if other is not None:
+                raise missing_wait(g, inst, mask & other.mask, other, "overwrites")
+        compute(g)
+        g.waits.issue(operation)
+        g.pending |= mask
+
+    return step, touched
 
 
 def _load(plan: MemoryPlan, address: Fetch, offsets: list[int], issue: Callable[[WaveGroup], None]) -> Step:
@@ -144,7 +138,7 @@ def _load(plan: MemoryPlan, address: Fetch, offsets: list[int], issue: Callable[
         g.cohort.count("lds", "load", inst.mnemonic, definition.bytes_per_lane, local, None)
         loaded = []
         for offset in offsets:
-            place = _place(g, inst, local + offset, one, waves, lanes, "load")
+            place = place_in_lds(g, inst, local + offset, one, waves, lanes, "load")
             loaded.append(
                 [gather(g.cohort.lds, place + at if at else place, piece) for at in range(0, one, piece)]
             )
@@ -173,7 +167,7 @@ def _store(
             return
         g.cohort.count("lds", "store", inst.mnemonic, definition.bytes_per_lane, local, None)
         for mover, offset in zip(movers, offsets, strict=True):
-            place = _place(g, inst, local + offset, one, waves, lanes, "store").reshape(-1)
+            place = place_in_lds(g, inst, local + offset, one, waves, lanes, "store").reshape(-1)
             for number, items in enumerate(mover.read(g, waves, lanes)):
                 scatter(g.cohort.lds, place + number * piece if number else place, items)
         g.cohort.launch.stores += 1
@@ -186,7 +180,8 @@ def _atomic(
 ) -> Step:
     definition, inst = plan.definition, plan.inst
     size = definition.bytes_per_lane
-    # ds_cmpst: the first data operand is the compare value, the second the new one; the function takes (new, compare)
+    # ds_cmpst: the first data operand is the compare value, the second the new one; the function takes (new,
+    # compare)
     ordered = data[::-1] if definition.compares else data
     movers = [RegisterMover(plan.ctx, inst, definition, operand) for operand in ordered]
     sink = RegisterMover(plan.ctx, inst, definition, plan.result) if plan.result is not None else None
@@ -197,7 +192,7 @@ def _atomic(
         if not local.size:
             return
         g.cohort.count("lds", "atomic", inst.mnemonic, size, local, None)
-        place = _place(g, inst, local + offset, size, waves, lanes, "atomic").reshape(-1)
+        place = place_in_lds(g, inst, local + offset, size, waves, lanes, "atomic").reshape(-1)
         operands = [mover.read(g, waves, lanes)[0] for mover in movers]
         old = combine_atomic(definition, g.cohort.lds, place, operands)
         g.cohort.launch.stores += 1

@@ -3,8 +3,8 @@
 
 Address forms (CDNA ISA, "Flat memory instructions", "Memory buffer instructions"):
 
-* global: `v[a:a+1] off` (64-bit lane address) or `v, s[b:b+1]` (uniform base + unsigned 32-bit lane offset); `offset` is
-  signed.
+* global: `v[a:a+1] off` (64-bit lane address) or `v, s[b:b+1]` (uniform base + unsigned 32-bit lane offset);
+  `offset` is signed.
 * scratch: `v, off`, `off, s`, `v, s` or `off, off` byte offsets into the lane's private memory.
 * buffer: descriptor `s[r:r+3]`; see `buffer_offsets`.
 """
@@ -19,7 +19,7 @@ import numpy as np
 
 from kernellib.emulator.assembly import Instruction
 from kernellib.emulator.binding import sources as src
-from kernellib.emulator.binding.addresses import Resolver, gather, out_of_bounds, scatter
+from kernellib.emulator.binding.addresses import Resolver, gather, gather_rows, out_of_bounds, scatter
 from kernellib.emulator.binding.movers import RegisterMover, combine_atomic
 from kernellib.emulator.binding.sources import Array, BindContext, Fetch, refuse
 from kernellib.emulator.errors import MissingWaitError, OutOfBoundsError
@@ -97,7 +97,8 @@ def missing_wait(
     counter = {"vmem": "vmcnt", "store": "vmcnt", "flat": "vmcnt and lgkmcnt"}.get(other.kind, "lgkmcnt")
     return MissingWaitError(
         f"`{inst.text}` {verb} {register_name(mask)}, which `{other.instruction.text}` "
-        f"(listing line {other.instruction.line_no}) may not have written yet: no s_waitcnt on {counter} covers it",
+        f"(listing line {other.instruction.line_no}) may not have written yet: "
+        f"no s_waitcnt on {counter} covers it",
         g.cohort.location(g, inst, 0, None, None),
     )
 
@@ -191,12 +192,22 @@ def _load(plan: MemoryPlan, addresses: Fetch, issue: Callable[[WaveGroup], None]
     mover = RegisterMover(plan.ctx, inst, definition, plan.result)
     resolver = Resolver(inst, size, "load")
     piece = mover.piece
+    lane_bytes = np.arange(64, dtype=np.int64) * size
 
     def step(g: WaveGroup) -> None:
         issue(g)
         address, waves, lanes = select_lanes(g, addresses(g))
         if not address.size:
             return
+        if waves is None and piece == 16:
+            # Lanes side by side, as a tuned kernel loads: whole rows of 64 data instead of single ones.
+            first = address[:, :1]
+            if (address[:, 63:] - first == lane_bytes[63]).all() and (address - first == lane_bytes).all():
+                allocation = resolver.resolve_rows(g, first[:, 0], 64 * size)
+                if allocation is not None:
+                    g.cohort.count("global", "load", inst.mnemonic, size, address, g)
+                    mover.write_rows(g, gather_rows(allocation, first[:, 0] - allocation.base, 64 * size))
+                    return
         allocation = resolver.resolve(g, address, waves, lanes)
         g.cohort.count("global", "load", inst.mnemonic, size, address, g)
         if allocation is None:

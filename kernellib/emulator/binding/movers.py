@@ -23,8 +23,9 @@ _PIECES = {1: 1, 2: 2, 4: 4, 8: 8, 12: 4, 16: 16}
 class RegisterMover:
     """Reads the items that a store writes, or writes the items that a load has read.
 
-    `piece` is the size in bytes of one item; a datum is one item, or three (12 bytes).  `doubled`: the operand holds
-    two data (compare-and-swap: new value, then compare value).  `register` shifts the first register (ds_read2).
+    `piece` is the size in bytes of one item; a datum is one item, or three (12 bytes).  `doubled`: the
+    operand holds two data (compare-and-swap: new value, then compare value).  `register` shifts the first
+    register (ds_read2).
     """
 
     def __init__(
@@ -84,6 +85,10 @@ class RegisterMover:
         else:
             view[:, waves, lanes] = words.T
 
+    def write_rows(self, g: WaveGroup, rows: Array) -> None:
+        """Put whole rows (uint32 [n, 64 * registers]) into the registers of every lane."""
+        g.views[self.words][...] = rows.reshape(g.n, 64, self.registers).transpose(2, 0, 1)
+
     def _write_narrow(self, g: WaveGroup, items: Array, waves: Array | None, lanes: Array | None) -> None:
         if self.signed:
             items = items.view(f"i{self.size}")
@@ -122,7 +127,8 @@ class RegisterMover:
 def combine_atomic(definition: MemoryDef, store: ByteStore, offsets: Array, operands: list[Array]) -> Array:
     """Apply an atomic for every lane and return the values before.
 
-    Lanes that hit the same address take their turns in wave and lane order, as if they had been issued one by one.
+    Lanes that hit the same address take their turns in wave and lane order, as if they had been issued one by
+    one.
     """
     function, data = definition.function, definition.data
     assert function is not None, f"{definition.mnemonic} has no function"

@@ -10,7 +10,7 @@ from typing import Any
 from kernellib.emulator.assembly import Instruction, Program
 from kernellib.emulator.binding.buffer import bind_buffer
 from kernellib.emulator.binding.control import HANDLERS, ControlContext
-from kernellib.emulator.binding.lds import bind_lds
+from kernellib.emulator.binding.lds import bind_exchange, bind_lds
 from kernellib.emulator.binding.memory import bind_global, bind_scratch
 from kernellib.emulator.binding.scalar import bind_scalar
 from kernellib.emulator.binding.smem import bind_scalar_load
@@ -30,9 +30,9 @@ Step = Callable[[WaveGroup], Any]
 class Block:
     """A straight-line run.
 
-    `body`: (instruction index, registers touched, step) in order.  `end`: the same for the instruction that leaves
-    the block, or None when it falls through to `next_block`.  `instructions`: every instruction of the block, for
-    the counters (hints without a step included).
+    `body`: (instruction index, registers touched, step) in order.  `end`: the same for the instruction that
+    leaves the block, or None when it falls through to `next_block`.  `instructions`: every instruction of the
+    block, for the counters (hints without a step included).
     """
 
     number: int
@@ -54,16 +54,16 @@ class BoundProgram:
     num_agprs: int
 
 
-def _leaders(program: Program) -> list[int]:
+def leaders(program: Program) -> list[int]:
     """Indices of instructions that start a basic block."""
-    leaders = {0} | {index for index in program.labels.values() if 0 <= index < len(program.instructions)}
+    found = {0} | {index for index in program.labels.values() if 0 <= index < len(program.instructions)}
     for inst in program.instructions:
         definition = lookup(inst.mnemonic)
         if isinstance(definition, ControlDef) and definition.handler in (
             "endpgm", "branch", "cbranch", "barrier", "sleep", "trap", "getpc",
         ):  # fmt: skip
-            leaders.add(inst.index + 1)
-    return sorted(leader for leader in leaders if leader < len(program.instructions))
+            found.add(inst.index + 1)
+    return sorted(leader for leader in found if leader < len(program.instructions))
 
 
 def register_counts(program: Program) -> tuple[int, int]:
@@ -87,6 +87,8 @@ def bind_instruction(
         raise UnknownInstructionError(
             f"{inst.mnemonic} is not in the instruction table", inst.line_no, inst.text
         )
+    if isinstance(definition, AluDef) and definition.mnemonic.startswith("ds_"):
+        return (*bind_exchange(ctx, inst, definition), False)
     if isinstance(definition, AluDef):
         touched = 0
         for operand in inst.operands:
@@ -122,13 +124,13 @@ def bind_program(program: Program, ulp_bias: int = 0, min_vgprs: int = 1, min_ag
         raise AssemblySyntaxError("the listing has no instructions")
     vgprs, agprs = register_counts(program)
     vgprs, agprs = max(vgprs, min_vgprs), max(agprs, min_agprs)
-    leaders = _leaders(program)
-    block_of = {leader: number for number, leader in enumerate(leaders)}
+    first_of_block = leaders(program)
+    block_of = {leader: number for number, leader in enumerate(first_of_block)}
     ctx = BindContext(SlotTable(), vgprs, agprs, ulp_bias)
     control = ControlContext(ctx, program, block_of)
     blocks = []
-    for number, first in enumerate(leaders):
-        last = leaders[number + 1] if number + 1 < len(leaders) else len(program.instructions)
+    for number, first in enumerate(first_of_block):
+        last = first_of_block[number + 1] if number + 1 < len(first_of_block) else len(program.instructions)
         block = Block(number, next_block=block_of.get(last, -5))
         for inst in program.instructions[first:last]:
             step, touched, ends = bind_instruction(ctx, control, inst)

@@ -31,7 +31,7 @@ class Writer:
     slot: int | None = None
 
 
-def bind_result(
+def bind_result(  # noqa: PLR0911 (one return per result form)
     ctx: BindContext,
     inst: Instruction,
     kind: OperandType,

@@ -12,7 +12,7 @@ from kernellib.emulator.assembly import Instruction
 from kernellib.emulator.binding import sources as src
 from kernellib.emulator.binding.sources import Array, BindContext, Fetch, refuse
 from kernellib.emulator.instructions.registry import AluDef, OperandType
-from kernellib.emulator.operands import EXEC, Operand
+from kernellib.emulator.operands import EXEC, VCC, Operand
 from kernellib.emulator.state import WaveGroup
 
 Step = Callable[[WaveGroup], Any]
@@ -36,8 +36,8 @@ def bind_scalar(ctx: BindContext, inst: Instruction, definition: AluDef) -> Step
         elif source.form == "scc":
             fetches.append(lambda g: g.scc)
         elif source.form in ("exec", "vcc"):
-            pair = EXEC // 2 if source.form == "exec" else src.VCC // 2
-            fetches.append(lambda g, pair=pair: g.scalar64[:, pair])
+            pair = EXEC // 2 if source.form == "exec" else VCC // 2
+            fetches.append(_mask_bits(pair))
         else:
             fetches.append(_register(ctx, inst, source, text.pop(0)))
     writers = [_writer(ctx, inst, t, r) for t, r in zip(signature.results, results, strict=True)]
@@ -63,6 +63,11 @@ def bind_scalar(ctx: BindContext, inst: Instruction, definition: AluDef) -> Step
             write(g, value)
 
     return step
+
+
+def _mask_bits(pair: int) -> Fetch:
+    """EXEC or VCC as uint64 [n]."""
+    return lambda g: g.scalar64[:, pair]
 
 
 def _immediate(inst: Instruction, kind: OperandType, operand: Operand) -> Fetch:

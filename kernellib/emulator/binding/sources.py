@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Views of registers and constants as typed numpy operands.
 
-Everything that turns "operand 1 of this instruction, read as f16, high half, negated" into an array lives here.
-An operand is either a *slot* (a view or a constant that needs no work per step) or a function of the group.
+Everything that turns "operand 1 of this instruction, read as f16, high half, negated" into an array lives
+here. An operand is either a *slot* (a view or a constant that needs no work per step) or a function of the
+group.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kernellib.emulator.assembly import Instruction
 from kernellib.emulator.errors import UnsupportedOperandError
 from kernellib.emulator.instructions.registry import OperandType
 from kernellib.emulator.operands import EXECZ, SCC, VCC, VCCZ, Operand
-from kernellib.emulator.state import NUM_LANES, SlotTable, WaveGroup, unpack_mask
+from kernellib.emulator.state import NUM_LANES, RegisterFile, SlotTable, WaveGroup, unpack_mask
 
 Array = np.ndarray[Any, Any]
 Fetch = Callable[[WaveGroup], Any]
@@ -49,8 +50,8 @@ def vector_row(ctx: BindContext, operand: Operand) -> int:
 def constant_bits(value: float, base: str, literal: bool = False) -> int:
     """Bits of an inline constant or literal as an operand of the given base type sees them.
 
-    Integers are two's complement; floats take the operand's own format, 32-bit types (integers too) that of f32.
-    A literal for f64 gives its upper half, for u64/b64 it is zero-extended, for i64 sign-extended.
+    Integers are two's complement; floats take the operand's own format, 32-bit types (integers too) that of
+    f32. A literal for f64 gives its upper half, for u64/b64 it is zero-extended, for i64 sign-extended.
     """
     width = {"8": 8, "16": 16, "32": 32, "64": 64}[base.lstrip("bfui")]
     if isinstance(value, float):
@@ -104,11 +105,11 @@ def vgpr_part_slot(ctx: BindContext, row: int, part: int, dtype: np.dtype[Any]) 
 def vgpr_range_slot(ctx: BindContext, row: int, count: int, dtype: np.dtype[Any], step: int = 1) -> int:
     """[count, n, 64] view of consecutive vector registers; `step` -1 walks downwards from `row`."""
 
-    def make(g: WaveGroup) -> Array:
+    def make(g: RegisterFile) -> Array:
         if step == 1:
             return g.vector[row : row + count].view(dtype)
         rows = np.lib.stride_tricks.as_strided(
-            g.vector[row:], (count, g.n, NUM_LANES), (step * g.vector.strides[0], *g.vector.strides[1:])
+            g.vector[row:], (count, *g.vector.shape[1:]), (step * g.vector.strides[0], *g.vector.strides[1:])
         )
         return rows.view(dtype)
 
@@ -158,7 +159,8 @@ def fetch_pair(ctx: BindContext, row: int, dtype: np.dtype[Any]) -> Fetch:
         value = views[high].astype(np.uint64)
         value <<= np.uint64(32)
         value |= views[low]
-        return value.view(dtype)
+        typed: Array = value.view(dtype)
+        return typed
 
     return fetch
 
@@ -180,7 +182,7 @@ def fetch_mask(ctx: BindContext, inst: Instruction, operand: Operand | None) -> 
 
 
 def with_sign(fetch: Fetch, operand_type: OperandType, neg: bool, absolute: bool) -> Fetch:
-    """Apply |x| and -x to the sign bit, so that NaN payloads and zeros come out as the hardware makes them."""
+    """Apply |x| and -x to the sign bit: exact for NaN payloads and zeros too."""
     if not (neg or absolute):
         return fetch
     dtype = operand_type.dtype
@@ -193,6 +195,7 @@ def with_sign(fetch: Fetch, operand_type: OperandType, neg: bool, absolute: bool
             bits = bits & ~sign
         if neg:
             bits = bits ^ sign
-        return bits.view(dtype)
+        result: Array = bits.view(dtype)
+        return result
 
     return modified

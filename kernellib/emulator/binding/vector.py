@@ -168,11 +168,15 @@ def _keywords(plan: _Plan) -> dict[str, Callable[[WaveGroup], Any]]:
             found[name] = lambda g: g.scalar[:, M0 : M0 + 1]
         elif name in BINDER_KEYWORDS:
             value: Any = plan.ctx.ulp_bias if name == "ulp_bias" else getattr(plan, name)
-            found[name] = lambda g, value=value: value
+            found[name] = _always(value)
         else:
             number = plan.modifiers.pop(name, 0)
-            found[name] = lambda g, number=number: number
+            found[name] = _always(number)
     return found
+
+
+def _always(value: Any) -> Callable[[WaveGroup], Any]:
+    return lambda g: value
 
 
 def _immediate(plan: _Plan, operand: Operand) -> Fetch:
@@ -194,7 +198,7 @@ def _old_source(plan: _Plan, result: OperandType, operand: Operand) -> tuple[int
     return _source(bare, result, operand, 99)
 
 
-def _source(
+def _source(  # noqa: PLR0911 (one return per operand form)
     plan: _Plan, kind: OperandType, operand: Operand | None, position: int
 ) -> tuple[int | None, Fetch]:
     """(slot or None, fetch function) of one source operand."""
@@ -340,7 +344,8 @@ def _packed32(plan: _Plan, kind: OperandType, operand: Operand, position: int) -
     if operand.neg or operand.abs:
         raise refuse(plan.inst, f"{operand.text}: packed operands take neg_lo/neg_hi")
     if operand.kind == "const":
-        # A 64-bit read of a constant has the constant in its low half; what the high half holds is not published.
+        # A 64-bit read of a constant has the constant in its low half; what the high half holds is not
+        # published.
         if (low or high) and operand.value != 0:
             raise refuse(plan.inst, f"op_sel picks the upper half of constant {operand.text}")
         slot = src.constant_slot(ctx, src.constant(plan.inst, operand, kind.base, dtype))
@@ -348,12 +353,8 @@ def _packed32(plan: _Plan, kind: OperandType, operand: Operand, position: int) -
         _expect_count(plan, operand, 2)
         index = operand.index
         columns = [index + low, index + high]
-        slot = ctx.slots.intern(
-            ("sp", index, low, high, dtype.str), lambda g: g.scalar.view(dtype)[:, columns].T[:, :, None]
-        )
-        if low != high or True:  # a fancy index copies: it must be read again at every step
-            fetch: Fetch = lambda g: g.scalar.view(dtype)[:, columns].T[:, :, None]  # noqa: E731
-            return None, _flip(fetch, flips, dtype)
+        # a fancy index copies: it must be taken again at every step
+        return None, _flip(lambda g: g.scalar.view(dtype)[:, columns].T[:, :, None], flips, dtype)
     else:
         _expect_count(plan, operand, 2)
         row = src.vector_row(ctx, operand)
@@ -394,7 +395,8 @@ def _mix(plan: _Plan, operand: Operand, position: int) -> Fetch:
     def fetch(g: WaveGroup) -> Array:
         words = raw(g)
         bits = (words >> np.uint32(16) if half else words & np.uint32(0xFFFF)).astype(np.uint16)
-        return bits.view(np.float16).astype(np.float32)
+        value: Array = bits.view(np.float16).astype(np.float32)
+        return value
 
     return src.with_sign(fetch, kind, operand.neg, operand.abs)
 
@@ -501,7 +503,8 @@ def reinterpret(result: Array, dtype: np.dtype[Any]) -> Array:
         return result
     if result.dtype.itemsize != dtype.itemsize:
         raise TypeError(f"instruction definition returned {result.dtype}, its signature says {dtype}")
-    return result.view(dtype)
+    typed: Array = result.view(dtype)
+    return typed
 
 
 def _flushers(plan: _Plan) -> tuple[list[Any], list[Any]]:

@@ -7,7 +7,8 @@ from kernellib.emulator.instructions.registry import Space, define_memory
 
 _LOADS = {
     "ubyte": ("u8", ""), "sbyte": ("i8", ""), "ushort": ("u16", ""), "sshort": ("i16", ""),
-    "ubyte_d16": ("u8", "lo"), "ubyte_d16_hi": ("u8", "hi"), "sbyte_d16": ("i8", "lo"), "sbyte_d16_hi": ("i8", "hi"),
+    "ubyte_d16": ("u8", "lo"), "ubyte_d16_hi": ("u8", "hi"),
+    "sbyte_d16": ("i8", "lo"), "sbyte_d16_hi": ("i8", "hi"),
     "short_d16": ("u16", "lo"), "short_d16_hi": ("u16", "hi"),
     "dword": ("b32", ""), "dwordx2": ("b32x2", ""), "dwordx3": ("b32x3", ""), "dwordx4": ("b32x4", ""),
 }  # fmt: skip

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of LDS addresses: bounds of the workgroup's allocation and alignment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kernellib.emulator.assembly import Instruction
+from kernellib.emulator.binding.memory import out_of_alignment
+from kernellib.emulator.errors import OutOfBoundsError
+from kernellib.emulator.state import WaveGroup
+
+Array = np.ndarray[Any, Any]
+
+
+def place_in_lds(
+    g: WaveGroup,
+    inst: Instruction,
+    local: Array,
+    size: int,
+    waves: Array | None,
+    lanes: Array | None,
+    verb: str,
+) -> Array:
+    """Bytes of the cohort's LDS store for local addresses; checks bounds and dword alignment of dword
+    accesses.
+    """
+    cohort = g.cohort
+    low, high = int(local.min()), int(local.max()) + size
+    if low < 0 or high > cohort.lds_bytes:
+        flat = local.reshape(-1)
+        bad = int(np.argmax(flat)) if high > cohort.lds_bytes else int(np.argmin(flat))
+        wave = bad // 64 if waves is None else int(waves[bad])
+        lane = bad % 64 if lanes is None else int(lanes[bad])
+        raise OutOfBoundsError(
+            f"{size}-byte LDS {verb} at byte {int(flat[bad])}, the workgroup has {cohort.lds_bytes} bytes",
+            cohort.location(g, inst, wave, lane, int(flat[bad])),
+        )
+    align = min(size, 4)
+    if align > 1 and int(np.bitwise_or.reduce(local, axis=None)) & (align - 1):
+        flat = local.reshape(-1)
+        bad = int(np.nonzero(flat & (align - 1))[0][0])
+        raise out_of_alignment(g, inst, int(flat[bad]), align, bad, waves, lanes)
+    base = cohort.lds_base[g.waves]
+    placed: Array = local + (base[:, None] if waves is None else base[waves])
+    return placed
