@@ -21,7 +21,6 @@ from kernellib.ops.latent_moe_tail.config import (
     LOAD_BYTES,
     RESULT_BYTES,
     ROW_BYTES,
-    WAVE_LANES,
     WEIGHT_BYTES,
     TailConfig,
 )
@@ -32,7 +31,7 @@ from ..display import HtmlTable, Note
 from .correctness import poisoned_output
 
 if TYPE_CHECKING:
-    from kernellib.emulator import LaunchReport
+    from kernellib.emulator.report import LaunchReport
 
 # Inputs, by name, in the order of the operator's arguments.
 TENSORS = ("routed", "norm_weight", "up_weight", "shared", "out")
@@ -40,7 +39,8 @@ TENSORS = ("routed", "norm_weight", "up_weight", "shared", "out")
 
 @dataclass(frozen=True)
 class TensorTraffic:
-    """Bytes of one tensor that all lanes of a launch asked for, and how often each byte was."""
+    """Bytes of one tensor that all lanes of a launch asked for, and how often the least and the most
+    wanted byte was loaded (for the output: stored)."""
 
     name: str
     loaded_bytes: int
@@ -109,9 +109,9 @@ def instructions_by_class(counts: Mapping[str, int]) -> dict[str, int]:
 def load_widths(report: LaunchReport) -> dict[int, int]:
     """Bytes requested by vector loads from global memory, by bytes a lane: {16: ..., 2: ...}."""
     widths: dict[int, int] = {}
-    for (mnemonic, bytes_per_lane), count in report.requests.items():
+    for (mnemonic, bytes_per_lane), count in report.requests.items():  # count: of lanes
         if "load" in mnemonic and instruction_class(mnemonic) == "memory" and not mnemonic.startswith("s_"):
-            widths[bytes_per_lane] = widths.get(bytes_per_lane, 0) + count * WAVE_LANES * bytes_per_lane
+            widths[bytes_per_lane] = widths.get(bytes_per_lane, 0) + count * bytes_per_lane
     return widths
 
 
@@ -155,9 +155,9 @@ def count_launch(seed: int = 0, config: TailConfig | None = None) -> LaunchCount
         traffic = []
         for name, tensor in tensors.items():
             seen = report.bytes_of(tensor)
-            traffic.append(
-                TensorTraffic(name, seen["load"], seen["store"], (seen["min_requests"], seen["max_requests"]))
-            )
+            verb = "store" if name == "out" else "load"
+            often = (seen[f"{verb}_min"], seen[f"{verb}_max"])
+            traffic.append(TensorTraffic(name, seen["load"], seen["store"], often))
         return summarise(session.launches, traffic)
 
 
