@@ -77,11 +77,10 @@ class Candidate:
 
 
 def choose_candidates(profile: str) -> list[TailConfig]:
-    """The configurations to try: six in the quick profile, the whole space in the full one."""
-    space = list(config_space())
+    """The configurations to try: a few in the quick profile, the whole space in the full one."""
     if profile == "full":
-        return space
-    return [config for config in map(TailConfig.from_name, QUICK_NAMES) if config in space]
+        return list(config_space())
+    return [TailConfig.from_name(name) for name in QUICK_NAMES]
 
 
 def gate_failures(result: CaseResult) -> list[str]:
