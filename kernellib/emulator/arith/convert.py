@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kernellib.emulator.arith.formats import Array, bits_of
+from kernellib.emulator.arith.formats import Array, bits_of, quiet
 
 
 def float_to_int(x: Array, dtype: type[np.integer[Any]] | np.dtype[Any]) -> Array:
@@ -59,6 +59,11 @@ def offset_i4_to_f32(x: Array) -> Array:
     return np.asarray(((nibble ^ 8) - 8).astype(np.float32) / np.float32(16))
 
 
+def f16_to_f32(x: Array) -> Array:
+    """v_cvt_f32_f16: exact; a signaling NaN becomes quiet."""
+    return quiet(x.astype(np.float32))
+
+
 def f32_to_f16(x: Array, saturate: bool = False) -> Array:
     """v_cvt_f16_f32, v_cvt_pk_f16_f32: to nearest even, denormals kept.
 
@@ -66,7 +71,7 @@ def f32_to_f16(x: Array, saturate: bool = False) -> Array:
     Source: CDNA4 ISA, V_CVT_F16_F32.
     """
     with np.errstate(all="ignore"):
-        result = x.astype(np.float16)
+        result = quiet(x.astype(np.float16))
     if saturate:
         largest = np.float16(65504)
         result = np.where(np.isinf(result) & np.isfinite(x), np.copysign(largest, result), result)
@@ -79,7 +84,7 @@ def f32_to_f16_toward_zero(x: Array) -> Array:
     Source: CDNA4 ISA, V_CVT_PKRTZ_F16_F32.
     """
     with np.errstate(all="ignore"):
-        nearest = x.astype(np.float16)
+        nearest = quiet(x.astype(np.float16))
         back = nearest.astype(np.float32)
         too_far = (np.abs(back) > np.abs(x)) & np.isfinite(x)
     stepped = (nearest.view(np.uint16) - np.uint16(1)).view(np.float16)

@@ -120,7 +120,7 @@ def _exact(a: float, b: float, c: float, power: int) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.copysign(math.inf, value)
+        return math.inf if value > 0 else -math.inf
 
 
 def div_fixup(quotient: Array, denominator: Array, numerator: Array) -> Array:

@@ -16,7 +16,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from kernellib.emulator.arith.formats import Array, bits_of, flush_denormals, format_of
+from kernellib.emulator.arith.formats import Array, bits_of, flush_denormals, format_of, quiet
 
 _TIE_MASK = np.uint64(0x1FFFFFFF)
 _TIE_BITS = np.uint64(0x10000000)
@@ -154,7 +154,7 @@ def fma64(a: Array, b: Array, c: Array) -> Array:
     a, b, c = np.broadcast_arrays(a, b, c)
     with np.errstate(all="ignore"):
         result = np.asarray(_fma64_safe(a, b, c))
-        plain = np.where(np.isfinite(a) & np.isfinite(b), c, a * b + c)
+        plain = np.where(np.isfinite(a) & np.isfinite(b), quiet(c), a * b + c)
     low, high = 2.0**-400, 2.0**400
     safe = np.ones(result.shape, np.bool_)
     for operand in (a, b, c):

@@ -304,7 +304,7 @@ def _raw_dword(plan: _Plan, kind: OperandType, operand: Operand) -> Fetch:
             bits = np.uint32(src.constant_bits(operand.value, kind.base))
         else:
             bits = np.uint32(src.constant_bits(operand.value, "u32"))
-        return src.fetch_slot(src.constant_slot(ctx, np.asarray(bits)))
+        return src.fetch_slot(src.constant_slot(ctx, np.asarray(bits).reshape(1, 1)))
     _expect_count(plan, operand, 1)
     if operand.kind == "sgpr":
         return src.fetch_slot(src.sgpr_slot(ctx, operand.index, U32))

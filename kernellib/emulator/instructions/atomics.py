@@ -53,11 +53,11 @@ def _pk_add_bf16(old: Array, data: Array) -> Array:
 
 
 def _inc(old: Array, data: Array) -> Array:
-    return np.where(old >= data, old.dtype.type(0), old + old.dtype.type(1))
+    return np.asarray(np.where(old >= data, old.dtype.type(0), old + old.dtype.type(1)))
 
 
 def _dec(old: Array, data: Array) -> Array:
-    return np.where((old == 0) | (old > data), data, old - old.dtype.type(1))
+    return np.asarray(np.where((old == 0) | (old > data), data, old - old.dtype.type(1)))
 
 
 def _swap(old: Array, data: Array) -> Array:
@@ -76,13 +76,15 @@ def _masked_or(old: Array, new: Array, mask: Array) -> Array:
 
 _INTEGER: dict[str, tuple[str, Function]] = {
     "add": ("u", _add), "sub": ("u", lambda old, data: old - data),
-    "smin": ("i", np.minimum), "umin": ("u", np.minimum), "smax": ("i", np.maximum), "umax": ("u", np.maximum),
+    "smin": ("i", np.minimum), "umin": ("u", np.minimum),
+    "smax": ("i", np.maximum), "umax": ("u", np.maximum),
     "and": ("b", np.bitwise_and), "or": ("b", np.bitwise_or), "xor": ("b", np.bitwise_xor),
     "inc": ("u", _inc), "dec": ("u", _dec), "swap": ("b", _swap),
 }  # fmt: skip
 _FLOAT: dict[str, tuple[str, Function]] = {
-    "add_f32": ("f32", _add_flushing), "pk_add_f16": ("b32", _pk_add_f16), "pk_add_bf16": ("b32", _pk_add_bf16),
-    "add_f64": ("f64", _add), "min_f64": ("f64", select.minimum_number), "max_f64": ("f64", select.maximum_number),
+    "add_f32": ("f32", _add_flushing), "pk_add_f16": ("b32", _pk_add_f16),
+    "pk_add_bf16": ("b32", _pk_add_bf16), "add_f64": ("f64", _add),
+    "min_f64": ("f64", select.minimum_number), "max_f64": ("f64", select.maximum_number),
 }  # fmt: skip
 
 _SPACES: tuple[Space, ...] = ("global", "flat", "buffer")
@@ -107,7 +109,8 @@ for _space in _SPACES:
 _LDS: dict[str, tuple[str, Function, bool]] = {}
 for _bits in (32, 64):
     for _name, _letter, _function in (
-        ("add", "u", _add), ("sub", "u", lambda old, data: old - data), ("rsub", "u", lambda old, data: data - old),
+        ("add", "u", _add), ("sub", "u", lambda old, data: old - data),
+        ("rsub", "u", lambda old, data: data - old),
         ("inc", "u", _inc), ("dec", "u", _dec), ("min", "i", np.minimum), ("max", "i", np.maximum),
         ("min", "u", np.minimum), ("max", "u", np.maximum), ("and", "b", np.bitwise_and),
         ("or", "b", np.bitwise_or), ("xor", "b", np.bitwise_xor), ("min", "f", select.minimum_number),
@@ -123,7 +126,8 @@ for _name, (_data, _function, _compares) in _LDS.items():
     _verb, _, _type = _name.rpartition("_")
     define_memory(f"ds_{_name}", "lds", "atomic", _data, function=_function, compares=_compares)
     define_memory(
-        f"ds_{_verb}_rtn_{_type}", "lds", "atomic", _data, function=_function, compares=_compares, always_returns=True
+        f"ds_{_verb}_rtn_{_type}", "lds", "atomic", _data,
+        function=_function, compares=_compares, always_returns=True,
     )  # fmt: skip
 for _bits in (32, 64):
     define_memory(

@@ -44,7 +44,7 @@ def v_readfirstlane_b32(value: Array, *, exec_mask: Array) -> Array:
 @vector("v_readlane_b32", "b32, s.u32 -> s.b32", cross_lane=True, ignores_exec=True)
 def v_readlane_b32(value: Array, lane: Array) -> Array:
     """The value of lane S1[5:0], active or not."""
-    index = np.broadcast_to(lane & np.uint32(63), (*value.shape[:-1], 1)).astype(np.int64)
+    index = np.broadcast_to(lane[..., :1] & np.uint32(63), (*value.shape[:-1], 1)).astype(np.int64)
     return np.take_along_axis(value, index, axis=-1)
 
 

@@ -24,6 +24,7 @@ for _name, _data in (("b32", "b32"), ("b64", "b32x2")):
         define_memory(f"ds_read2{_stride}_{_name}", "lds", "load", _data, pairs=True, stride64=_is_64)
         define_memory(f"ds_write2{_stride}_{_name}", "lds", "store", _data, pairs=True, stride64=_is_64)
 for _bits, _name, _data in (
-    (16, "b64_tr_b16", "b32x2"), (8, "b64_tr_b8", "b32x2"), (4, "b64_tr_b4", "b32x2"), (6, "b96_tr_b6", "b32x3"),
+    (16, "b64_tr_b16", "b32x2"), (8, "b64_tr_b8", "b32x2"), (4, "b64_tr_b4", "b32x2"),
+    (6, "b96_tr_b6", "b32x3"),
 ):  # fmt: skip
     define_memory(f"ds_read_{_name}", "lds", "load", _data, transpose=_bits)

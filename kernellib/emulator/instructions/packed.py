@@ -88,7 +88,9 @@ define_vector("v_pk_fma_f32", "pk_f32, pk_f32, pk_f32 -> pk_f32", float32.fma32)
 @vector("v_pk_mov_b32", "pk_b32, pk_b32 -> pk_b32")
 def v_pk_mov_b32(a: Array, b: Array) -> Array:
     """Low result: the dword of S0 that op_sel[0] picks; high result: the dword of S1 that op_sel[1] picks."""
-    return np.stack(np.broadcast_arrays(a[0], b[0]))
+    # An operand whose op_sel and op_sel_hi pick the same register comes without the leading axis of two.
+    low, high = (v[0] if v.ndim == 3 else v for v in (a, b))
+    return np.stack(np.broadcast_arrays(low, high))
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def v_cvt_pkaccum_u8_f32(value: Array, byte: Array, old: Array) -> Array:
 
 
 # ----------------------------------------------------------------------------------------------- float widths
-define_vector("v_cvt_f32_f16", "f16 -> f32", lambda a: a.astype(np.float32))
+define_vector("v_cvt_f32_f16", "f16 -> f32", convert.f16_to_f32)
 define_vector("v_cvt_f64_f32", "f32 -> f64", lambda a: a.astype(np.float64))
 define_vector("v_cvt_f32_f64", "f64 -> f32", convert.f64_to_f32)
 

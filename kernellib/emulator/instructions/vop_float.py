@@ -42,7 +42,9 @@ define_vector("v_fma_f32", "f32, f32, f32 -> f32", float32.fma32)
 define_vector("v_fmac_f32", "f32, f32, old -> f32", float32.fma32)
 define_vector("v_fma_f64", "f64, f64, f64 -> f64", float32.fma64)
 define_vector("v_fmac_f64", "f64, f64, old -> f64", float32.fma64)
-define_vector("v_fma_f16", "f16, f16, f16 -> f16", float32.fma16)
+# 16-bit instructions new with gfx9 keep the other half of their result's register (LLVM, GCNSubtarget::
+# zeroesHigh16BitsOfDest); the older and "legacy" ones clear it.
+define_vector("v_fma_f16", "f16, f16, f16 -> f16", float32.fma16, high16="preserve")
 define_vector("v_fma_legacy_f16", "f16, f16, f16 -> f16", float32.fma16)
 # The literal K stands between (fmamk) or after (fmaak) the other sources.
 define_vector("v_fmamk_f32", "f32, f32, f32 -> f32", float32.fma32)
@@ -54,7 +56,8 @@ def _mad16(a: Array, b: Array, c: Array) -> Array:
     return float32.add16(float32.mul16(a, b), c)
 
 
-for _name in ("v_mad_f16", "v_mad_legacy_f16", "v_madmk_f16", "v_madak_f16"):
+define_vector("v_mad_f16", "f16, f16, f16 -> f16", _mad16, high16="preserve")
+for _name in ("v_mad_legacy_f16", "v_madmk_f16", "v_madak_f16"):
     define_vector(_name, "f16, f16, f16 -> f16", _mad16)
 define_vector("v_mac_f16", "f16, f16, old -> f16", _mad16)
 
@@ -131,7 +134,7 @@ for _type in ("f32", "f64"):
     define_vector(f"v_div_scale_{_type}", f"{_type}, {_type}, {_type} -> {_type}, mask", division.div_scale)
     define_vector(f"v_div_fmas_{_type}", f"{_type}, {_type}, {_type}, vcc -> {_type}", division.div_fmas)
     define_vector(f"v_div_fixup_{_type}", f"{_type}, {_type}, {_type} -> {_type}", division.div_fixup)
-define_vector("v_div_fixup_f16", "f16, f16, f16 -> f16", division.div_fixup)
+define_vector("v_div_fixup_f16", "f16, f16, f16 -> f16", division.div_fixup, high16="preserve")
 define_vector("v_div_fixup_legacy_f16", "f16, f16, f16 -> f16", division.div_fixup)
 
 

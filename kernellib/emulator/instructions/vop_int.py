@@ -95,10 +95,11 @@ define_vector("v_mad_i32_i24", "u32, u32, i32 -> i32", lambda a, b, c: integer.m
 define_vector("v_mul_lo_u16", "u16, u16 -> u16", np.multiply)
 define_vector("v_mad_u64_u32", "u32, u32, u64 -> u64, mask", integer.mad_u64_u32)
 define_vector("v_mad_i64_i32", "i32, i32, i64 -> i64, mask", integer.mad_i64_i32)
-for _name in ("v_mad_u16", "v_mad_legacy_u16"):
-    define_vector(_name, "u16, u16, u16 -> u16", lambda a, b, c: a * b + c)
-for _name in ("v_mad_i16", "v_mad_legacy_i16"):
-    define_vector(_name, "i16, i16, i16 -> i16", lambda a, b, c: a * b + c)
+# The gfx9 forms keep the upper half of the result's register, the legacy forms clear it.
+for _type in ("u16", "i16"):
+    _three = f"{_type}, {_type}, {_type} -> {_type}"
+    define_vector(f"v_mad_{_type}", _three, lambda a, b, c: a * b + c, high16="preserve")
+    define_vector(f"v_mad_legacy_{_type}", _three, lambda a, b, c: a * b + c)
 define_vector("v_mad_u32_u16", "u16, u16, u32 -> u32", lambda a, b, c: a.astype(np.uint32) * b + c)
 define_vector("v_mad_i32_i16", "i16, i16, i32 -> i32", lambda a, b, c: a.astype(np.int32) * b + c)
 
