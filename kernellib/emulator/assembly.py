@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from kernellib.emulator.errors import AssemblySyntaxError
+from kernellib.emulator.metadata import check_kernel_metadata
 from kernellib.emulator.operands import ModifierValue, Operand, parse_int, parse_operands, split_top_level
 
 MAX_LINES = 2_000_000
@@ -136,6 +137,10 @@ class _Parser:
         kernels = loaded.get("amdhsa.kernels", []) if isinstance(loaded, dict) else None
         if not isinstance(kernels, list) or not all(isinstance(k, dict) for k in kernels):
             raise self.error("metadata has no list `amdhsa.kernels`")
+        for kernel in kernels:
+            problem = check_kernel_metadata(kernel)
+            if problem is not None:
+                raise self.error(f"metadata: {problem}")
         self.metadata = loaded
         return end + 1
 
@@ -174,6 +179,8 @@ class _Parser:
         if not head.startswith(".amdhsa_"):
             raise self.error(f"{head} inside .amdhsa_kernel {self.kernel}")
         value = self.expression(rest)
+        if not 0 <= value < 1 << 31:
+            raise self.error(f"{head} {value}: wants a count")
         self.descriptors[self.kernel][head[len(".amdhsa_") :]] = value
 
     def expression(self, text: str) -> int:

@@ -244,6 +244,50 @@ def _patched_func_exe(original: Any) -> Any:
     return get
 
 
+def _patched_trace(original: Any) -> Any:
+    """JitFunction._trace, one thread at a time: FlyDSL infers dynamic LDS sizes through shared state."""
+
+    def trace(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _compile_lock:
+            return original(self, *args, **kwargs)
+
+    return trace
+
+
+def _live_cpu_tensors(jit_function: Any) -> dict[str, Any]:
+    """CPU tensors are the emulated device's memory: `flyc.compile` launches with them as it does on a GPU."""
+    tensor_type = jit_function.TorchTensorJitArg
+    live, placeholder = jit_function._has_live_device_argument, jit_function._is_compile_placeholder
+
+    def has_live_device_argument(value: Any) -> bool:
+        if isinstance(value, tensor_type):
+            return bool(value.torch_tensor.device.type == "cpu")
+        return bool(live(value))
+
+    def is_compile_placeholder(value: Any, **options: Any) -> bool:
+        if isinstance(value, tensor_type) and value.torch_tensor.device.type == "cpu":
+            return False
+        return bool(placeholder(value, **options))
+
+    return {
+        "_has_live_device_argument": has_live_device_argument,
+        "_is_compile_placeholder": is_compile_placeholder,
+    }
+
+
+@contextlib.contextmanager
+def _patched(owner: Any, replacements: dict[str, Any]) -> Iterator[None]:
+    """Replace attributes for a while."""
+    saved = {name: owner.__dict__[name] for name in replacements}
+    for name, value in replacements.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            setattr(owner, name, value)
+
+
 @contextlib.contextmanager
 def _environment() -> Iterator[None]:
     saved = {name: os.environ.get(name) for name in ENVIRONMENT}
@@ -299,19 +343,26 @@ def assembly_backend() -> Iterator[None]:
             return f"{super().hash()} assembly"
 
     artifact, compiler = jit_executor.CompiledArtifact, jit_function.MlirCompiler
+    launcher = jit_function.JitFunction
     saved_backend = registry._registry.get("rocm")
-    saved = artifact._ensure_engine, artifact._get_func_exe, compiler.__dict__["compile"]
+    patches: list[tuple[Any, dict[str, Any]]] = [
+        (
+            artifact,
+            {"_ensure_engine": _ensure_engine, "_get_func_exe": _patched_func_exe(artifact._get_func_exe)},
+        ),
+        (compiler, {"compile": _patched_compile(compiler.__dict__["compile"])}),
+        (launcher, {"_trace": _patched_trace(launcher._trace)}),
+        (jit_function, _live_cpu_tensors(jit_function)),
+    ]
     try:
-        with _environment():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_environment())
+            for owner, replacements in patches:
+                stack.enter_context(_patched(owner, replacements))
             registry.register_backend("rocm", AssemblyBackend, force=True)
             registry._make_backend.cache_clear()
-            artifact._ensure_engine = _ensure_engine
-            artifact._get_func_exe = _patched_func_exe(saved[1])
-            compiler.compile = _patched_compile(saved[2])
             yield
     finally:
-        artifact._ensure_engine, artifact._get_func_exe = saved[0], saved[1]
-        compiler.compile = saved[2]
         if saved_backend is not None:
             registry.register_backend("rocm", saved_backend, force=True)
         registry._make_backend.cache_clear()

@@ -15,6 +15,7 @@ import numpy as np
 
 from kernellib.emulator.assembly import Kernel
 from kernellib.emulator.errors import LaunchArgumentError
+from kernellib.emulator.metadata import MAX_SEGMENT_BYTES
 
 Dim3 = tuple[int, int, int]
 
@@ -62,6 +63,8 @@ def build_kernarg(
     size = int(kernel.descriptor.get("kernarg_size", kernel.metadata.get(".kernarg_segment_size", 0)))
     if len(args) != len(wanted):
         raise LaunchArgumentError(f"kernel {kernel.name} wants {len(wanted)} arguments, got {len(args)}")
+    if size > MAX_SEGMENT_BYTES:
+        raise LaunchArgumentError(f"kernel {kernel.name} asks for {size} bytes of arguments")
     segment = bytearray(max(size, 16))
     for position, (entry, value) in enumerate(zip(wanted, args, strict=True)):
         offset, length = int(entry[".offset"]), int(entry[".size"])
@@ -73,6 +76,8 @@ def build_kernarg(
         if kind.startswith("hidden_"):
             value = hidden_value(kind, grid, block, dynamic_lds_bytes)
             offset, length = int(entry[".offset"]), int(entry[".size"])
+            if offset + length > len(segment):
+                raise LaunchArgumentError(f"{kind} of {kernel.name} lies outside its segment")
             segment[offset : offset + length] = (value & ((1 << 8 * length) - 1)).to_bytes(length, "little")
     return segment
 

@@ -33,6 +33,9 @@ from kernellib.emulator.state import FloatMode, RegisterFile
 Array = np.ndarray[Any, Any]
 _epochs = itertools.count(1)
 REGISTER_BYTES_PER_GROUP = 16 << 20
+MAX_INITIAL_SGPRS = 102
+# COMPUTE_TMPRING_SIZE holds 13 bits of 1 KiB per wave: 8 MiB, 128 KiB per lane.
+MAX_SCRATCH_BYTES = 128 * 1024
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,10 @@ class Launch:
         ):  # fmt: skip
             scalar.view(np.uint64)[:, SPECIAL_SOURCES[name][0] // 2] = np.uint64(value)
         position = self._user_sgprs(scalar, descriptor)
+        if position > MAX_INITIAL_SGPRS - 4:
+            raise LaunchArgumentError(
+                f"kernel {self.kernel.name} asks for {position} initial scalar registers"
+            )
         for axis, name in enumerate("xyz"):
             if descriptor.get(f"system_sgpr_workgroup_id_{name}", 1 if axis == 0 else 0):
                 scalar[:, position] = cohort.workgroup_id[:, axis]
@@ -189,6 +196,8 @@ class Launch:
                 raise LaunchArgumentError(f"kernel {self.kernel.name} asks for {name}, which is not emulated")
             position += count
         preload = descriptor.get("user_sgpr_kernarg_preload_length", 0)
+        if position + preload > MAX_INITIAL_SGPRS:
+            raise LaunchArgumentError(f"kernel {self.kernel.name} preloads {preload} dwords: too many")
         if preload:
             first = 4 * descriptor.get("user_sgpr_kernarg_preload_offset", 0)
             words = np.zeros(preload, np.uint32)
@@ -288,6 +297,10 @@ def check_shape(kernel: Kernel, resources: KernelResources, grid: Dim3, block: D
         raise LaunchArgumentError(f"grid {grid}: more than 2**24 workgroups would not end in a sensible time")
     if lds_bytes > LDS_BYTES_PER_CU:
         raise LaunchArgumentError(f"{lds_bytes} bytes of LDS: a compute unit has {LDS_BYTES_PER_CU}")
+    if resources.scratch_bytes > MAX_SCRATCH_BYTES:
+        raise LaunchArgumentError(
+            f"{resources.scratch_bytes} bytes of scratch: a lane has {MAX_SCRATCH_BYTES}"
+        )
     if resources.workgroups_per_cu(threads, max(lds_bytes - resources.lds_bytes, 0)) < 1:
         raise LaunchArgumentError(
             f"a workgroup of {threads} threads of kernel {kernel.name} does not fit a compute unit"
