@@ -226,7 +226,8 @@ def parse_operands(
             if not tokens:
                 raise ValueError("empty operand")
             for position, token in enumerate(tokens):
-                modifier = parse_modifier(token)
+                # `a16` is an image modifier and a register; where an operand starts it is the register.
+                modifier = None if not position and _register(token) else parse_modifier(token)
                 if modifier is None:
                     if position or modifiers:
                         raise UnsupportedOperandError(f"modifier {token!r} is not known", line_no, line)
