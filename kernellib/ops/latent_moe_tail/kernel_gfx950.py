@@ -14,23 +14,27 @@ would hold back the weight stream of the whole workgroup.
 
 Order of requests. Norm inputs first, then the shared elements, then ``rows_in_flight`` rows. Loads
 return in order, so the wave waits for the norm inputs, computes ``n`` while the rows fly, and takes row
-``r`` with rows ``r+1 ..`` still outstanding. Scheduling barriers keep the compiler to this order.
+``r`` with rows ``r+1 ..`` still outstanding. Scheduling barriers keep the compiler to this order. With
+preloaded arguments the first request leaves within a dozen instructions of the wave's start. All memory
+goes through bounded buffer resources: row offsets are scalar, no lane computes a 64-bit address, and the
+one store masks lanes by an offset past the end, without a branch.
 
 Bytes in flight against Little's law. 8 TB/s over 256 compute units is 31.25 bytes per nanosecond each.
 The default configuration (4 rows a wave, 7 waves, all 4 rows in flight) has all 200,704 weight bytes of
-a compute unit outstanding at once, enough for 8 TB/s at any latency up to 6.4 microseconds. The
-latency of MI355X under load is not published; assuming one microsecond (an assumption, chosen well
-above an idle miss to HBM so as to include queueing), 31,250 bytes would do, and every configuration
-with ``weight_bytes_in_flight`` times the resident workgroups above that covers it. At 208 registers two waves
-fit on a SIMD, eight on a compute unit: a second workgroup of seven does not, so the 256 workgroups
-cannot pile up on fewer than 256 units.
+a compute unit outstanding at once, enough for 8 TB/s at any latency up to 6.4 microseconds. The latency
+of MI355X under load is not published; assuming one microsecond (an assumption, meant to lie above an
+idle miss to HBM so as to include queueing), 31,250 bytes would do, and every configuration whose
+``weight_bytes_in_flight`` times the resident workgroups exceeds that covers it. At 208 registers two
+waves fit on a SIMD, eight on a compute unit: a second workgroup of seven does not, so that the 256
+workgroups cannot pile up on fewer than 256 units.
 
-Arithmetic. The mean is the sum divided by 3584 and the inverse root is 1 / sqrt(x), each correctly
-rounded by refinement steps, as PyTorch's CPU kernels have them: no result depends on the unpublished
-low bits of the chip's v_rcp_f32 or v_sqrt_f32 estimates. Order of the products as in PyTorch's
-rms_norm, (routed * r) * norm_weight, one rounding to bf16. The multiply-adds are fp32 with
-subnormals kept. v_dot2_f32_bf16 would save the unpacking, but how it rounds between its two products
-and whether it keeps subnormals is not published, so it is not used.
+Arithmetic. The squares (exact in fp32) are summed in float64 and rounded to fp32 once: ``n`` then has the
+same bits whatever the order of summation, in every wave and configuration. From there on every
+step rounds to fp32 as PyTorch's rms_norm does on a CPU: sum / 3584, + eps, 1 / sqrt, (routed * r) *
+norm_weight, and one rounding to bf16. Division and root are correctly rounded by refinement steps, so no
+result depends on the unpublished low bits of the chip's v_rcp_f32 or v_sqrt_f32. The multiply-adds are
+fp32 with subnormals kept. v_dot2_f32_bf16 would save the unpacking, but how it rounds between its two
+products and whether it keeps subnormals is not published, so it is not used.
 """
 
 from __future__ import annotations
