@@ -60,6 +60,9 @@ _PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 class LaunchTarget(Protocol):
     """Who receives launches (a Session)."""
 
+    def register(self, buffer: Any) -> Any:
+        """Make a tensor's memory addressable."""
+
     def launch_from_host(
         self,
         assembly: str,
@@ -254,6 +257,20 @@ def _patched_trace(original: Any) -> Any:
     return trace
 
 
+def _patched_call(original: Any) -> Any:
+    """CallState.__call__ that tells the session about tensor arguments (others are searched for when used)."""
+
+    def call(self: Any, args: tuple[Any, ...]) -> Any:
+        if HOST.target is not None:
+            for value in args:
+                tensor = getattr(value, "torch_tensor", value)
+                if hasattr(tensor, "untyped_storage"):
+                    HOST.target.register(tensor)
+        return original(self, args)
+
+    return call
+
+
 def _live_cpu_tensors(jit_function: Any) -> dict[str, Any]:
     """CPU tensors are the emulated device's memory: `flyc.compile` launches with them as it does on a GPU."""
     tensor_type = jit_function.TorchTensorJitArg
@@ -352,6 +369,7 @@ def assembly_backend() -> Iterator[None]:
         ),
         (compiler, {"compile": _patched_compile(compiler.__dict__["compile"])}),
         (launcher, {"_trace": _patched_trace(launcher._trace)}),
+        (jit_executor.CallState, {"__call__": _patched_call(jit_executor.CallState.__call__)}),
         (jit_function, _live_cpu_tensors(jit_function)),
     ]
     try:

@@ -14,7 +14,7 @@ import ctypes
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -175,9 +175,10 @@ class MemoryMap:
     def find(self, low: int, high: int) -> Allocation | None:
         """The live allocation that holds [low, high) whole; looks for new tensors when none is known."""
         allocation = self._find_known(low, high)
-        if allocation is None:
-            self.scan()
-            allocation = self._find_known(low, high)
+        for scan in (self.scan_tensors, self.scan_arrays):
+            if allocation is None:
+                scan()
+                allocation = self._find_known(low, high)
         return allocation
 
     def _find_known(self, low: int, high: int) -> Allocation | None:
@@ -203,24 +204,24 @@ class MemoryMap:
             live = [item for item in self._items if item.alive()]
         return min(live, key=lambda a: max(a.base - address, address - a.end + 1, 0), default=None)
 
-    def scan(self) -> None:
-        """Register every CPU tensor that the garbage collector knows, and arrays one reference away."""
+    def scan_tensors(self) -> None:
+        """Register every CPU tensor that the garbage collector knows."""
         torch = _torch()
         with self._lock:
             for item in [i for i in self._items if not i.alive()]:
                 self._remove(item)
             objects = gc.get_objects()
-            for candidate in objects:
-                # type() rather than isinstance: proxies in the heap may run code on attribute access
-                kind = type(candidate)
-                if kind is torch.Tensor or (isinstance(kind, type) and issubclass(kind, torch.Tensor)):
-                    self.register_tensor(candidate)
-            self._scan_arrays(objects)
+            # by type(), not isinstance: proxies in the heap may run code on attribute access
+            wanted = {kind for kind in set(map(type, objects)) if issubclass(kind, torch.Tensor)}
+            for candidate in [o for o in objects if type(o) in wanted]:
+                self.register_tensor(candidate)
 
-    def _scan_arrays(self, objects: Iterable[Any]) -> None:
-        for candidate in objects:
-            if type(candidate) in (dict, list, tuple):
-                for referent in gc.get_referents(candidate):
+    def scan_arrays(self) -> None:
+        """Register numpy arrays that a container holds (the collector does not track arrays themselves)."""
+        with self._lock:
+            containers = [o for o in gc.get_objects() if type(o) in (dict, list, tuple)]
+            for start in range(0, len(containers), 4096):
+                for referent in gc.get_referents(*containers[start : start + 4096]):
                     if type(referent) is not np.ndarray or not referent.nbytes or referent.dtype == object:
                         continue
                     # Arrays over foreign memory are left out: among them are the views of freed

@@ -7,8 +7,8 @@ from typing import Any
 
 MAX_SEGMENT_BYTES = 1 << 20
 _NUMBERS = (
-    ".agpr_count", ".vgpr_count", ".sgpr_count", ".vgpr_spill_count", ".sgpr_spill_count", ".kernarg_segment_size",
-    ".kernarg_segment_align", ".group_segment_fixed_size", ".private_segment_fixed_size",
+    ".agpr_count", ".vgpr_count", ".sgpr_count", ".vgpr_spill_count", ".sgpr_spill_count",
+    ".kernarg_segment_size", ".kernarg_segment_align", ".group_segment_fixed_size", ".private_segment_fixed_size",
     ".max_flat_workgroup_size", ".wavefront_size",
 )  # fmt: skip
 
@@ -17,7 +17,7 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
 
 
-def check_kernel_metadata(entry: dict[Any, Any]) -> str | None:
+def check_kernel_metadata(entry: dict[Any, Any]) -> str | None:  # noqa: PLR0911 (one per rule)
     """What is wrong with one element of `amdhsa.kernels`, or None."""
     name = entry.get(".name")
     if not isinstance(name, str):

@@ -177,7 +177,7 @@ def test_binary_and_empty_input() -> None:
 
 
 def mutate(text: str, rng: random.Random) -> str:
-    """A listing with one to three random injuries: truncation, duplicated, dropped or altered bytes and lines."""
+    """A listing with one to three random injuries: cut off, lines doubled, dropped, shuffled or altered."""
     for _ in range(rng.randint(1, 3)):
         lines = text.splitlines()
         where = rng.randrange(len(lines))
