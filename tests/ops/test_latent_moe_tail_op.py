@@ -6,6 +6,8 @@ They run the reference target: what is tested here is the op, not a kernel.
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -118,3 +120,39 @@ def test_public_names() -> None:
         assert name in dir(kernellib)
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = kernellib.no_such_name
+
+
+def test_asking_to_compile_only_is_an_error_not_a_missing_result(
+    inputs: TailInputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kernellib.ops.latent_moe_tail import kernel_gfx950  # noqa: PLC0415
+
+    monkeypatch.setattr(kernel_gfx950, "_compiled", {})
+    monkeypatch.setattr(kernel_gfx950.flyc, "compile", lambda launcher, *arguments: None)
+    with pytest.raises(kernel_gfx950.TailLaunchError, match="COMPILE_ONLY"):
+        kernel_gfx950.launch(DEFAULT_CONFIG, inputs, EPS, poison(), "mi355x")
+    assert kernel_gfx950._compiled == {}
+
+
+def test_configurations_and_targets_do_not_share_a_compiled_kernel(
+    inputs: TailInputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kernellib.ops.latent_moe_tail import kernel_gfx950  # noqa: PLC0415
+
+    calls: list[tuple[str, tuple[object, ...]]] = []
+
+    def compile_and_launch(launcher: object, *arguments: object) -> object:
+        name = f"kernel {len(calls)}"
+        calls.append((name, arguments))
+        return lambda *later: calls.append((name, later))
+
+    monkeypatch.setattr(kernel_gfx950, "_compiled", {})
+    monkeypatch.setattr(kernel_gfx950.flyc, "compile", compile_and_launch)
+    other = dataclasses.replace(DEFAULT_CONFIG, weight_cache="normal")
+    for config, target in ((DEFAULT_CONFIG, "mi355x"), (DEFAULT_CONFIG, "emulator"), (other, "mi355x")):
+        kernel_gfx950.launch(config, inputs, EPS, poison(), target)
+    out = poison()
+    kernel_gfx950.launch(DEFAULT_CONFIG, inputs, EPS, out, "mi355x")  # compiled already: launches, once
+    assert [name for name, _ in calls] == ["kernel 0", "kernel 1", "kernel 2", "kernel 0"]
+    addresses = [tensor.data_ptr() for tensor in (*inputs, out)]
+    assert list(calls[-1][1][:6]) == [*addresses, EPS]
