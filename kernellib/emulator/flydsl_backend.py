@@ -258,7 +258,7 @@ def _patched_trace(original: Any) -> Any:
 
 
 def _patched_call(original: Any) -> Any:
-    """CallState.__call__ that tells the session about tensor arguments (others are searched for when used)."""
+    """CallState.__call__ that tells the session about tensor arguments; others are found when used."""
 
     def call(self: Any, args: tuple[Any, ...]) -> Any:
         if HOST.target is not None:

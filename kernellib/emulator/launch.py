@@ -47,21 +47,22 @@ class Tuning:
     further, until the registers leave the cache); `quantum`: instructions a cohort issues before the next one
     gets its turn; `instruction_limit`: issues by one wave before an InstructionLimitError; `ulp_bias`: shifts
     results of v_rcp, v_rsq, v_sqrt, v_exp, v_log, v_sin and v_cos by -1, 0 or +1 ulp, within their documented
-    accuracy.
+    accuracy; `check_hazards`: whether missing wait states are findings (hazards.py).
     """
 
     waves_per_group: int = 0
     quantum: int = 20_000
     instruction_limit: int = 10_000_000
     ulp_bias: int = 0
+    check_hazards: bool = True
 
 
 class CompiledListing:
     """A parsed and bound listing, reusable for any number of launches."""
 
-    def __init__(self, text: str, ulp_bias: int = 0) -> None:
+    def __init__(self, text: str, ulp_bias: int = 0, check_hazards: bool = True) -> None:
         self.program: Program = parse(text)
-        self.bound: BoundProgram = bind_program(self.program, ulp_bias)
+        self.bound: BoundProgram = bind_program(self.program, ulp_bias, check_hazards=check_hazards)
         self._resources: dict[str, KernelResources] = {}
 
     @classmethod
@@ -79,16 +80,17 @@ class CompiledListing:
         return found
 
 
-_listings: dict[tuple[str, int], CompiledListing] = {}
+_listings: dict[tuple[str, int, bool], CompiledListing] = {}
 
 
-def compiled_listing(text: str, ulp_bias: int = 0) -> CompiledListing:
+def compiled_listing(text: str, tuning: Tuning) -> CompiledListing:
     """Parse and bind a listing, once per text and process."""
-    found = _listings.get((text, ulp_bias))
+    key = (text, tuning.ulp_bias, tuning.check_hazards)
+    found = _listings.get(key)
     if found is None:
         if len(_listings) > 256:
             _listings.clear()
-        found = _listings[text, ulp_bias] = CompiledListing(text, ulp_bias)
+        found = _listings[key] = CompiledListing(*key)
     return found
 
 
@@ -345,7 +347,7 @@ def run_assembly(
     from kernellib.emulator.report import address_range  # noqa: PLC0415
 
     tuning = tuning or Tuning()
-    listing = compiled_listing(text, tuning.ulp_bias)
+    listing = compiled_listing(text, tuning)
     found = get_kernel(listing.program, kernel)
     grid3, block3 = as_dim3(grid, "grid"), as_dim3(block, "block")
     if memory is None:

@@ -8,7 +8,8 @@ from typing import Any
 MAX_SEGMENT_BYTES = 1 << 20
 _NUMBERS = (
     ".agpr_count", ".vgpr_count", ".sgpr_count", ".vgpr_spill_count", ".sgpr_spill_count",
-    ".kernarg_segment_size", ".kernarg_segment_align", ".group_segment_fixed_size", ".private_segment_fixed_size",
+    ".kernarg_segment_size", ".kernarg_segment_align",
+    ".group_segment_fixed_size", ".private_segment_fixed_size",
     ".max_flat_workgroup_size", ".wavefront_size",
 )  # fmt: skip
 

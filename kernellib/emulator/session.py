@@ -65,7 +65,7 @@ class Session:
         num_pointers: int,
     ) -> None:
         """Run one kernel on behalf of FlyDSL's host code."""
-        listing = compiled_listing(assembly, self.tuning.ulp_bias)
+        listing = compiled_listing(assembly, self.tuning)
         found = get_kernel(listing.program, kernel)
         layout = explicit_arguments(found)
         if len(layout) != num_pointers:
@@ -87,7 +87,7 @@ class Session:
         stream: int = 0,
     ) -> LaunchReport:
         """Run a kernel of a listing within this session (see `launch.run_assembly`)."""
-        listing = compiled_listing(text, self.tuning.ulp_bias)
+        listing = compiled_listing(text, self.tuning)
         found = get_kernel(listing.program, kernel)
         for value in args:
             register_argument(self.memory, value)
@@ -130,8 +130,8 @@ def emulated(
     """Run every FlyDSL launcher called inside on the gfx950 emulator.
 
     Args:
-        sanitize: "default" (the checks that are always on: bounds, use after free, alignment of atomics and
-            LDS, missing waits) or "none" (the same: they cost next to nothing).
+        sanitize: "default": bounds, use after free, alignment of atomics and LDS, missing waits, missing nops;
+            "none" leaves the missing nops out (the others cannot be turned off).
         mode: "simple": every store is visible at once.
         track: tensors (or (address, bytes)) whose bytes are counted one by one, see `LaunchReport.bytes_of`.
         transcendental_ulp_bias: -1, 0 or +1; added to the last place of v_rcp, v_rsq, v_sqrt, v_exp, v_log,
@@ -158,7 +158,13 @@ def emulated(
         raise SessionError(f"transcendental_ulp_bias={transcendental_ulp_bias}: wants -1, 0 or 1")
     if waves_per_group < 0 or quantum < 1 or instruction_limit < 1:
         raise SessionError("waves_per_group, quantum and instruction_limit must not be negative or zero")
-    tuning = Tuning(waves_per_group, quantum, instruction_limit, transcendental_ulp_bias)
+    tuning = Tuning(
+        waves_per_group,
+        quantum,
+        instruction_limit,
+        transcendental_ulp_bias,
+        check_hazards=sanitize == "default",
+    )
     session = Session(sanitize, mode, tuning, track)
     with _active_lock:
         if _active is not None:

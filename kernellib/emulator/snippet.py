@@ -124,6 +124,7 @@ def run_snippet(
     ulp_bias: int = 0,
     scratch_bytes: int = 0,
     instruction_limit: int = 100_000,
+    check_hazards: bool = False,
 ) -> SnippetResult:
     """Run instructions on given registers and return the registers afterwards.
 
@@ -135,6 +136,7 @@ def run_snippet(
         lds: initial LDS content (any array; its bytes), also sets the LDS size unless `lds_bytes` is given.
         mode: floating-point mode; nearest even with denormals kept by default.
         num_waves: waves of the one workgroup.
+        check_hazards: refuse instructions that follow too closely (off: conformance tests need no padding).
         memory: allocations for global accesses; None: whatever CPU tensors and arrays exist.
 
     >>> result = run_snippet("v_add_u32_e32 v1, 1, v0", vgprs={0: range(64)})
@@ -155,7 +157,9 @@ def run_snippet(
     }  # fmt: skip
     kernel = Kernel("snippet", 0, descriptor, {".name": "snippet"})
     program.kernels["snippet"] = kernel
-    listing = CompiledListing.from_program(program, bind_program(program, ulp_bias, needed_v, needed_a))
+    listing = CompiledListing.from_program(
+        program, bind_program(program, ulp_bias, needed_v, needed_a, check_hazards)
+    )
     tuning = Tuning(instruction_limit=instruction_limit)
     launch = _SnippetLaunch(
         listing, kernel, (1, 1, 1), (64 * num_waves, 1, 1), bytearray(16), memory or MemoryMap(), 0, tuning

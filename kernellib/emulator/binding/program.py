@@ -16,7 +16,8 @@ from kernellib.emulator.binding.scalar import bind_scalar
 from kernellib.emulator.binding.smem import bind_scalar_load
 from kernellib.emulator.binding.sources import BindContext
 from kernellib.emulator.binding.vector import bind_vector
-from kernellib.emulator.errors import AssemblySyntaxError, UnknownInstructionError
+from kernellib.emulator.errors import AssemblySyntaxError, MissingNopError, UnknownInstructionError
+from kernellib.emulator.hazards import find_hazards
 from kernellib.emulator.instructions import lookup
 from kernellib.emulator.instructions.registry import AluDef, ControlDef, MemoryDef
 from kernellib.emulator.operands import VCC
@@ -114,8 +115,25 @@ def bind_instruction(
     return handled, touched, ends
 
 
-def bind_program(program: Program, ulp_bias: int = 0, min_vgprs: int = 1, min_agprs: int = 0) -> BoundProgram:
+def _hazard_step(inst: Instruction, problem: str) -> Step:
+    """A step that reports a hazard instead of executing."""
+
+    def step(g: WaveGroup) -> None:
+        raise MissingNopError(problem, g.cohort.location(g, inst, 0, None, None))
+
+    return step
+
+
+def bind_program(
+    program: Program,
+    ulp_bias: int = 0,
+    min_vgprs: int = 1,
+    min_agprs: int = 0,
+    check_hazards: bool = True,
+) -> BoundProgram:
     """Bind every instruction of a listing.
+
+    `check_hazards`: an instruction that comes too soon after another (see hazards.py) raises when executed.
 
     Raises UnknownInstructionError / UnsupportedOperandError for the first instruction that is not understood,
     naming its line.
@@ -128,6 +146,7 @@ def bind_program(program: Program, ulp_bias: int = 0, min_vgprs: int = 1, min_ag
     block_of = {leader: number for number, leader in enumerate(first_of_block)}
     ctx = BindContext(SlotTable(), vgprs, agprs, ulp_bias)
     control = ControlContext(ctx, program, block_of)
+    hazards = find_hazards(program, first_of_block) if check_hazards else {}
     blocks = []
     for number, first in enumerate(first_of_block):
         last = first_of_block[number + 1] if number + 1 < len(first_of_block) else len(program.instructions)
@@ -135,6 +154,8 @@ def bind_program(program: Program, ulp_bias: int = 0, min_vgprs: int = 1, min_ag
         for inst in program.instructions[first:last]:
             step, touched, ends = bind_instruction(ctx, control, inst)
             block.instructions.append(inst.index)
+            if inst.index in hazards and step is not None:
+                step = _hazard_step(inst, hazards[inst.index])
             if ends:
                 assert step is not None
                 block.end = (inst.index, touched, step)
