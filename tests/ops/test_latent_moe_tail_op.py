@@ -156,3 +156,22 @@ def test_configurations_and_targets_do_not_share_a_compiled_kernel(
     assert [name for name, _ in calls] == ["kernel 0", "kernel 1", "kernel 2", "kernel 0"]
     addresses = [tensor.data_ptr() for tensor in (*inputs, out)]
     assert list(calls[-1][1][:6]) == [*addresses, EPS]
+
+
+def test_inference_mode(inputs: TailInputs, expected: torch.Tensor) -> None:
+    """Serving engines run under it; its tensors have no version counter for a written `out` to bump."""
+    with torch.inference_mode():
+        tensors = TailInputs(*(tensor.clone() for tensor in inputs))
+        out = poison()
+        latent_moe_tail(*tensors, eps=EPS, out=out, target="reference")
+        assert torch.equal(out, expected)
+        assert torch.equal(latent_moe_tail(*tensors, eps=EPS, target="reference"), expected)
+
+
+def test_a_configuration_compiles_into_the_graph(inputs: TailInputs) -> None:
+    compiled = torch.compile(
+        lambda *tensors: latent_moe_tail(*tensors, eps=EPS, target="emulator", config=DEFAULT_CONFIG),
+        fullgraph=True,
+        backend="aot_eager",
+    )
+    assert torch.equal(compiled(*inputs), latent_moe_tail(*inputs, eps=EPS, target="emulator"))

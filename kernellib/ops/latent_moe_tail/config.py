@@ -73,7 +73,8 @@ class TailConfig:
         rows_per_wave: consecutive rows of the weight, and elements of the result, that one wave owns.
         waves_per_workgroup: waves in a workgroup; they share nothing but the compute unit.
         rows_in_flight: rows whose loads are outstanding before the first of them is consumed (7 loads
-            of 1 KiB each). It buys bytes in flight with 28 registers a row.
+            of 1 KiB each). It buys bytes in flight with 28 registers a row. This is the unrolling too: the
+            code is straight-line, and a wave with more rows than this is persistent over them.
         weight_cache: "stream" (nt), "normal" or "bypass" (nt sc1).
         arguments: "preload", kernel arguments in scalar registers when the wave starts, or "load", by a
             scalar load that the first weight request has to wait for.
