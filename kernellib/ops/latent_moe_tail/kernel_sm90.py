@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: RUF005  (device code: Triton's compiler knows no starred expressions)
+# mypy: disallow-incomplete-defs=False, disable-error-code="assignment,var-annotated,no-untyped-def"
 """The latent MoE tail for NVIDIA Hopper and newer, in Gluon: copies, layouts and their order made explicit.
 
 Division of work. A program is two warps that share one row at a time: 7 chunks of 512 elements, 16 bytes
@@ -90,8 +92,8 @@ class HopperConfig:
         room = share - RESERVED_BYTES - self.num_buffers * ROW_BYTES
         if room < 0:
             raise TritonConfigError(
-                f"programs_per_unit got {self.programs_per_unit}, wanted fewer: {self.num_buffers} buffers do "
-                f"not fit {share} bytes, a program's share of {shared_bytes}"
+                f"programs_per_unit got {self.programs_per_unit}, wanted fewer: {self.num_buffers} buffers "
+                f"do not fit {share} bytes, a program's share of {shared_bytes}"
             )
         return room // PAD_BYTES if self.pad else 0
 
@@ -165,7 +167,7 @@ def hopper_tail(
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     # One allocation for each chunk: the compiler then sees that copies of different chunks do not collide.
     buffers = ()
-    for i in gl.static_range(CHUNKS):
+    for _ in gl.static_range(CHUNKS):
         buffers = buffers + (gl.allocate_shared_memory(gl.bfloat16, [BUFFERS, 1, CHUNK], flat),)
     if PADS > 0:
         padding = gl.allocate_shared_memory(gl.int8, [PADS, PAD_BYTES], gl.SwizzledSharedLayout(1, 1, 1, [0]))
