@@ -41,12 +41,13 @@ STYLE = {
     "legend.framealpha": 0.92,
     "legend.edgecolor": "none",
     "legend.fontsize": 10,
-    "figure.constrained_layout.use": True,
     "axes.prop_cycle": cycler(color=[BLUE, ORANGE, GREEN, PURPLE, GREY]),
 }
 
 HEAD_STYLE = "padding:6px 12px;border-bottom:2px solid #d0d7de;vertical-align:bottom"
-CAPTION_STYLE = "caption-side:top;text-align:left;font-weight:600;padding:4px 12px;color:#1f2328"
+CAPTION_STYLE = (
+    "caption-side:top;text-align:left;font-weight:600;padding:4px 12px;color:#1f2328;white-space:nowrap"
+)
 
 Tone = Literal["info", "warning"]
 NOTE_COLOURS: dict[Tone, tuple[str, str]] = {

@@ -21,6 +21,7 @@ from kernellib.workbook.latent_moe_tail.correctness import Case, CaseResult
 from kernellib.workbook.latent_moe_tail.counters import LaunchCounts, TensorTraffic
 
 REFERENCE = TargetInfo("reference", True, None, "this CPU", "cpu", "none")
+EMULATOR = TargetInfo("emulator", True, None, "this CPU", "cpu", "none")
 SEED = 20261201
 
 Operator = Callable[..., torch.Tensor]
@@ -192,7 +193,7 @@ def fake_launches(
     wrong: set[str],
     crash: set[str],
 ) -> None:
-    def launch(config: TailConfig, target: TargetInfo, seed: int) -> tuple[CaseResult, LaunchCounts]:
+    def launch(config: TailConfig, _target: TargetInfo, _seed: int) -> tuple[CaseResult, LaunchCounts]:
         if config.name in crash:
             raise RuntimeError(f"no registers left for {config.name}\nsecond line")
         result = replace(right, num_unwritten=1) if config.name in wrong else right
@@ -204,22 +205,24 @@ def fake_launches(
 def test_wrong_and_crashing_candidates_are_recorded_and_skipped(
     monkeypatch: pytest.MonkeyPatch, right: CaseResult, tmp_path: Path
 ) -> None:
-    configs = tuning.choose_candidates("quick")
+    configs = tuning.choose_candidates("quick", EMULATOR)
     assert DEFAULT_CONFIG in configs
     wrong, crash = configs[1], configs[2]
     fake_launches(monkeypatch, right, {}, {wrong.name}, {crash.name})
-    candidates = tuning.try_candidates(configs, REFERENCE, SEED)
+    candidates = tuning.try_candidates(configs, EMULATOR, SEED)
     assert [candidate.status for candidate in candidates[:4]] == ["correct", "wrong", "crashed", "correct"]
     assert candidates[2].detail == f"RuntimeError: no registers left for {crash.name}"
     ranking = tuning.rank(candidates)
+    assert wrong is not None
+    assert crash is not None
     assert {wrong, crash}.isdisjoint(candidate.config for candidate in ranking)
     assert len(ranking) == len(configs) - 2
     path = tuning.save_winner(
         str(tmp_path), ranking, REFERENCE, profile="quick", seed=SEED, tried=len(configs)
     )
     assert path is not None
-    assert load_tuned("reference", path) == ranking[0].config
-    claims = verdicts(tuning.tuning_claims(candidates, ranking, path, REFERENCE))
+    assert load_tuned("emulator", path) == ranking[0].config
+    claims = verdicts(tuning.tuning_claims(candidates, ranking, path, EMULATOR))
     assert claims["no candidate that runs is wrong, and the default is among the right ones"] == "fail"
     assert claims["the winner is saved and reads back"] == "pass"
 
@@ -238,23 +241,22 @@ def test_ties_go_to_bytes_in_flight_then_registers(
     assert ranking[0].config == normal, "same time, bytes and instructions, fewer registers"
 
 
-def test_measured_times_outrank_the_model(monkeypatch: pytest.MonkeyPatch, right: CaseResult) -> None:
-    fake_launches(monkeypatch, right, {}, set(), set())
-    times = {TailConfig(4, 7, 4): 11.0, TailConfig(4, 7, 2): 9.0}
-    ranking = tuning.rank(
-        tuning.try_candidates(
-            times,
-            REFERENCE,
-            SEED,
-            measure=lambda config: (times[config] - 1, times[config], times[config] + 1),
-        )
-    )
-    assert [candidate.time_us for candidate in ranking] == [9.0, 11.0]
+def test_a_target_without_configurations_has_one_candidate_and_saves_none(
+    right: CaseResult, tmp_path: Path
+) -> None:
+    assert tuning.choose_candidates("full", REFERENCE) == [None]
+    candidates = tuning.try_candidates([None], REFERENCE, SEED)
+    assert [(candidate.name, candidate.status) for candidate in candidates] == [("built in", "correct")]
+    ranking = tuning.rank(candidates)
+    path = tuning.save_winner(str(tmp_path), ranking, REFERENCE, profile="quick", seed=SEED, tried=1)
+    assert path is None
+    claims = tuning.tuning_claims(candidates, ranking, path, REFERENCE)
+    assert [claim.verdict for claim in claims] == ["pass"]
 
 
 def test_no_correct_candidate_means_no_winner(tmp_path: Path) -> None:
     assert tuning.save_winner(str(tmp_path), [], REFERENCE, profile="quick", seed=0, tried=3) is None
-    claims = verdicts(tuning.tuning_claims([], [], None, REFERENCE))
+    claims = verdicts(tuning.tuning_claims([], [], None, EMULATOR))
     assert set(claims.values()) == {"fail"}
 
 

@@ -24,6 +24,7 @@ from .model import (
     KernelTraffic,
     MachineModel,
     ModelledTime,
+    can_time,
     chain_bound_s,
     modelled_time,
 )
@@ -41,7 +42,7 @@ def plural(num_launches: int) -> str:
 
 def opening_note(target: TargetInfo) -> Note:
     """The first thing notebook 03 says: whether anything in it is timed."""
-    if target.times == "measured":
+    if can_time(target):
         return Note(f"Timed with device events on {target.device_name}, target {target.name}.")
     return Note(
         f"Nothing was timed: target {target.name} ({target.device_name}) has no GPU's clock to read. "
@@ -153,7 +154,6 @@ def bound_claims(modelled: ModelledTime) -> list[Claim]:
 def bound_data(counts: LaunchCounts | None, modelled: ModelledTime | None) -> dict[str, Any]:
     """What notebook 03 keeps in its artifact when nothing was timed."""
     return {
-        "timed": False,
         "machine_model": asdict(MachineModel()),
         "unfused_bound_us": chain_bound_s(UNFUSED_CHAIN) * 1e6,
         "fused_bound_us": chain_bound_s(FUSED_CHAIN) * 1e6,

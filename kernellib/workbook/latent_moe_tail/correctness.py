@@ -170,6 +170,17 @@ def run_case(case: Case, target: TargetInfo, config: TailConfig | None = None) -
     )
 
 
+def run_cases(
+    cases: Sequence[Case], target: TargetInfo, config: TailConfig | None = None
+) -> list[CaseResult]:
+    """``run_case`` for each, in order, naming each as it is done."""
+    results = []
+    for case in cases:
+        results.append(run_case(case, target, config))
+        print(f"{case.kind} {case.seed}", end=";  ", flush=True)
+    return results
+
+
 def _change_in_place(inputs: TailInputs, seed: int) -> None:
     """New values at the same addresses, in every argument."""
     fresh = make_inputs(seed, "normal", inputs.routed.device)

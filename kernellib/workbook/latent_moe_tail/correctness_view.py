@@ -123,6 +123,19 @@ def error_figure(results: Sequence[CaseResult], where: str) -> Image:
         )
 
 
+def reuse_table(reuse: ReuseResult) -> HtmlTable:
+    """What the repeated launches showed."""
+    rows = [
+        ["the buffer passed in is the one returned", reuse.same_buffer],
+        ["the same values give the same bits", reuse.repeat_equal],
+        ["new values give a new result", reuse.changed],
+        ["its largest error against the new values' oracle (ulp)", reuse.after_change.max_ulp_error],
+    ]
+    if reuse.replay is not None:
+        rows.append(["the same after a graph's replay (ulp)", reuse.replay.max_ulp_error])
+    return HtmlTable(["check", "result"], rows, "Three launches into one buffer", "checked")
+
+
 def breach_table(results: Sequence[BreachResult]) -> HtmlTable:
     """One row per violation: what was passed, and the report's row for it."""
     rows = [

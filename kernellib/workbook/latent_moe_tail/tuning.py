@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import platform
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+from kernellib.ops.latent_moe_tail.api import GFX950_TARGETS
 from kernellib.ops.latent_moe_tail.config import (
     DEFAULT_CONFIG,
     NUM_COMPUTE_UNITS,
@@ -32,10 +33,11 @@ from kernellib.targets import TargetInfo
 from ..artifact import Claim, Source
 from .correctness import MAX_RELATIVE_RMSE, MAX_ULP, MIN_BIT_EQUAL, Case, CaseResult, run_case
 from .counters import LaunchCounts, summarise
-from .model import MachineModel, ModelledTime, modelled_time
+from .model import MachineModel, ModelledTime, can_time, modelled_time, resident_workgroups
 
 Status = Literal["correct", "wrong", "crashed"]
 TUNED_FILE = "latent_moe_tail.tuned.json"
+BUILT_IN = "built in"
 
 # The quick profile's few: the default, then one thing changed at a time, then two that the model dislikes.
 QUICK_NAMES = (
@@ -53,7 +55,7 @@ class Candidate:
     """One configuration and what became of it.
 
     Attributes:
-        config: the configuration.
+        config: the configuration; None on a target whose kernel has none to choose.
         status: "correct", "wrong" (it ran and failed the gate) or "crashed" (it raised).
         detail: the gate's numbers, or the last line of the exception.
         counts: counters of its launch, on the emulator.
@@ -61,12 +63,25 @@ class Candidate:
         measured_us: p50 of its time in microseconds, on a GPU; with the tenth and ninetieth percentile.
     """
 
-    config: TailConfig
+    config: TailConfig | None
     status: Status
     detail: str
     counts: LaunchCounts | None = None
     modelled: ModelledTime | None = None
     measured_us: tuple[float, float, float] | None = None
+
+    @property
+    def name(self) -> str:
+        """The configuration's name."""
+        return BUILT_IN if self.config is None else self.config.name
+
+    @property
+    def bytes_in_flight(self) -> int | None:
+        """Weight bytes that a compute unit keeps outstanding, at the occupancy its registers allow."""
+        if self.config is None or self.counts is None:
+            return None
+        resident = resident_workgroups(self.config, self.counts.waves_per_simd)
+        return resident * self.config.weight_bytes_in_flight
 
     @property
     def time_us(self) -> float | None:
@@ -76,8 +91,13 @@ class Candidate:
         return None if self.modelled is None else self.modelled.total_s * 1e6
 
 
-def choose_candidates(profile: str) -> list[TailConfig]:
-    """The configurations to try: a few in the quick profile, the whole space in the full one."""
+def choose_candidates(profile: str, target: TargetInfo) -> list[TailConfig | None]:
+    """The configurations to try: a few in the quick profile, the whole space in the full one.
+
+    A ``TailConfig`` shapes the gfx950 kernel; on other targets the one candidate is their own kernel.
+    """
+    if target.name not in GFX950_TARGETS:
+        return [None]
     if profile == "full":
         return list(config_space())
     return [TailConfig.from_name(name) for name in QUICK_NAMES]
@@ -99,7 +119,7 @@ def gate_failures(result: CaseResult) -> list[str]:
 
 
 def _launch_checked(
-    config: TailConfig, target: TargetInfo, seed: int
+    config: TailConfig | None, target: TargetInfo, seed: int
 ) -> tuple[CaseResult, LaunchCounts | None]:
     """Runs the gate's case; on the emulator, with the counters of that very launch."""
     if target.name != "emulator":
@@ -112,12 +132,7 @@ def _launch_checked(
 
 
 def try_candidate(
-    config: TailConfig,
-    target: TargetInfo,
-    seed: int,
-    *,
-    measure: Callable[[TailConfig], tuple[float, float, float]] | None = None,
-    machine: MachineModel | None = None,
+    config: TailConfig | None, target: TargetInfo, seed: int, machine: MachineModel | None = None
 ) -> Candidate:
     """Builds, launches, checks and only then rates one configuration; never raises for its faults.
 
@@ -125,7 +140,6 @@ def try_candidate(
         config: the candidate.
         target: where.
         seed: of the gate's inputs.
-        measure: returns (p10, p50, p90) in microseconds; None where nothing can be timed.
         machine: the model's assumptions.
     """
     try:
@@ -136,9 +150,7 @@ def try_candidate(
         oracle = result.oracle
         detail = f"{oracle.max_ulp_error:.3g} ulp, {oracle.bit_equal_fraction:.3%} bit-equal"
         candidate = Candidate(config, "correct", detail, counts)
-        if measure is not None:
-            return replace(candidate, measured_us=measure(config))
-        if counts is not None:
+        if counts is not None and config is not None:
             vector = counts.instructions["vector"]
             return replace(candidate, modelled=modelled_time(config, counts.waves_per_simd, vector, machine))
         return candidate
@@ -148,18 +160,16 @@ def try_candidate(
 
 
 def try_candidates(
-    configs: Iterable[TailConfig],
+    configs: Iterable[TailConfig | None],
     target: TargetInfo,
     seed: int,
-    *,
-    measure: Callable[[TailConfig], tuple[float, float, float]] | None = None,
     machine: MachineModel | None = None,
 ) -> list[Candidate]:
     """``try_candidate`` for each, in order, printing a line for each as it goes."""
     candidates = []
     for config in configs:
-        candidates.append(try_candidate(config, target, seed, measure=measure, machine=machine))
-        print(f"{config.name}: {candidates[-1].status}")
+        candidates.append(try_candidate(config, target, seed, machine))
+        print(candidates[-1].name, candidates[-1].status, end=";  ", flush=True)
     return candidates
 
 
@@ -183,7 +193,7 @@ def rank(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 def ranking_source(target: TargetInfo) -> Source:
     """Where the ranking's numbers come from on this target."""
-    return "measured" if target.times == "measured" else "modelled"
+    return "measured" if can_time(target) else "modelled"
 
 
 def save_winner(
@@ -198,13 +208,15 @@ def save_winner(
     """Writes the winner with its provenance to ``<artifact_dir>/latent_moe_tail.tuned.json``.
 
     Returns:
-        the file, None when no candidate was correct. ``load_tuned(target, path)`` reads it back.
+        the file; None when no candidate was correct or there was nothing to choose.
+        ``load_tuned(target, path)`` reads it back.
     """
-    if not ranking:
-        return None
-    winner = ranking[0]
     path = Path(artifact_dir) / TUNED_FILE
     path.unlink(missing_ok=True)  # the file must hold this run's winner or nothing
+    if not ranking or ranking[0].config is None:
+        return None
+    winner = ranking[0]
+    assert winner.config is not None
     provenance = {
         "target": target.name,
         "source": ranking_source(target),
@@ -235,22 +247,25 @@ def tuning_claims(
     wrong = [candidate for candidate in candidates if candidate.status == "wrong"]
     winner = ranking[0] if ranking else None
     read_back = load_tuned(target.name, path) if path is not None else None
-    odd = "; ".join(f"{candidate.config.name}: {candidate.detail}" for candidate in [*wrong, *crashed][:3])
+    odd = "; ".join(f"{candidate.name}: {candidate.detail}" for candidate in [*wrong, *crashed][:3])
     claims = [
         Claim.check(
             "no candidate that runs is wrong, and the default is among the right ones",
-            not wrong and any(candidate.config == DEFAULT_CONFIG for candidate in ranking),
+            not wrong and any(candidate.config in (DEFAULT_CONFIG, None) for candidate in ranking),
             f"{len(ranking)} of {len(candidates)} correct, {len(wrong)} wrong, {len(crashed)} crashed"
             + (f" ({odd})" if odd else ""),
             "checked",
         ),
-        Claim.check(
-            "the winner is saved and reads back",
-            winner is not None and read_back == winner.config,
-            f"{winner.config.name if winner else 'no winner'} in {TUNED_FILE}",
-            "checked",
-        ),
     ]
+    if target.name in GFX950_TARGETS:
+        claims.append(
+            Claim.check(
+                "the winner is saved and reads back",
+                winner is not None and read_back is not None and read_back == winner.config,
+                f"{winner.name if winner else 'no winner'} in {TUNED_FILE}",
+                "checked",
+            )
+        )
     if winner is not None and winner.counts is not None and winner.modelled is not None:
         wanted = machine.bandwidth_bytes_per_s * machine.latency_s / NUM_COMPUTE_UNITS
         in_flight = winner.modelled.bytes_in_flight_per_unit
@@ -275,18 +290,18 @@ def tuning_data(
     candidates: Sequence[Candidate], ranking: Sequence[Candidate], target: TargetInfo
 ) -> dict[str, Any]:
     """What notebook 02 keeps in its artifact beside the claims."""
-    order = {candidate.config: position for position, candidate in enumerate(ranking, start=1)}
+    order = {candidate.name: position for position, candidate in enumerate(ranking, start=1)}
     return {
         "target": target.name,
         "device": target.device_name,
         "source": ranking_source(target),
         "candidates": [
             {
-                "config": candidate.config.to_dict(),
-                "name": candidate.config.name,
+                "config": candidate.config.to_dict() if candidate.config else None,
+                "name": candidate.name,
                 "status": candidate.status,
                 "detail": candidate.detail,
-                "rank": order.get(candidate.config),
+                "rank": order.get(candidate.name),
                 "modelled_us": None if candidate.modelled is None else candidate.modelled.total_s * 1e6,
                 "measured_us_p10_p50_p90": candidate.measured_us,
                 "vgprs": candidate.counts.vgprs if candidate.counts else None,

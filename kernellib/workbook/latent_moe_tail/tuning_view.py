@@ -22,7 +22,7 @@ BOUND_COLOURS = {"stream": BLUE, "latency": ORANGE, "issue": GREY}
 
 def status_table(candidates: Sequence[Candidate]) -> HtmlTable:
     """Each candidate's verdict at the gate, in the order tried."""
-    rows = [[candidate.config.name, candidate.status, candidate.detail] for candidate in candidates]
+    rows = [[candidate.name, candidate.status, candidate.detail] for candidate in candidates]
     return HtmlTable(
         ["configuration", "gate", "why"], rows, "Every candidate, checked before it is ranked", "checked"
     )
@@ -37,14 +37,14 @@ def resource_table(ranking: Sequence[Candidate]) -> HtmlTable:
             continue
         rows.append(
             [
-                candidate.config.name,
+                candidate.name,
                 counts.num_workgroups,
                 counts.vgprs,
                 counts.waves_per_simd,
                 counts.scratch_bytes,
-                candidate.config.weight_bytes_in_flight,
+                candidate.bytes_in_flight,
                 counts.num_instructions / counts.num_waves,
-                counts.num_instructions / WEIGHT_BYTES,
+                counts.num_instructions / (WEIGHT_BYTES / 1024),
             ]
         )
     return HtmlTable(
@@ -54,9 +54,9 @@ def resource_table(ranking: Sequence[Candidate]) -> HtmlTable:
             "vector registers",
             "waves a SIMD",
             "scratch (bytes)",
-            "in flight a workgroup (bytes)",
+            "in flight a compute unit (bytes)",
             "instructions a wave",
-            "instructions a weight byte",
+            "instructions a KiB of weight",
         ],
         rows,
         "Compiled resources of the candidates, best first",
@@ -69,7 +69,7 @@ def time_table(ranking: Sequence[Candidate], source: Source) -> HtmlTable:
     rows = []
     for position, candidate in enumerate(ranking[:MAX_BARS], start=1):
         modelled = candidate.modelled
-        row = [position, candidate.config.name, candidate.time_us]
+        row = [position, candidate.name, candidate.time_us]
         if source == "modelled" and modelled is not None:
             row += [
                 modelled.stream_s * 1e6,
@@ -105,17 +105,17 @@ def ranking_figure(
                 left.errorbar(
                     middle, position, xerr=[[middle - low], [high - middle]], color="black", capsize=3
                 )
-        left.set_yticks(range(len(best)), [candidate.config.name for candidate in best], fontsize=9)
+        left.set_yticks(range(len(best)), [candidate.name for candidate in best], fontsize=9)
         left.invert_yaxis()
         left.set_xlabel("time of one launch (microseconds)")
         left.set_title(f"Best candidates ({source})")
         if source == "modelled":
             handles = [Patch(color=colour, label=f"{bound} bound") for bound, colour in BOUND_COLOURS.items()]
-            left.legend(handles=handles, loc="lower right")
+            left.legend(handles=handles, loc="center right")
         chosen = [candidate for candidate in ranking if candidate.counts is not None]
         right.scatter(
             [candidate.counts.vgprs for candidate in chosen if candidate.counts],
-            [candidate.config.weight_bytes_in_flight / 1024 for candidate in chosen],
+            [(candidate.bytes_in_flight or 0) / 1024 for candidate in chosen],
             s=50, color=GREY, alpha=0.7, label="candidate",
         )  # fmt: skip
         for candidate, colour, marker, label in (
@@ -123,13 +123,13 @@ def ranking_figure(
             *((c, ORANGE, "s", "default") for c in chosen if c.config == DEFAULT_CONFIG),
         ):
             registers = candidate.counts.vgprs if candidate.counts else 0
-            in_flight = candidate.config.weight_bytes_in_flight / 1024
+            in_flight = (candidate.bytes_in_flight or 0) / 1024
             right.scatter(registers, in_flight, s=110, facecolors="none", edgecolors=colour, marker=marker,
                           linewidths=2.2, label=label)  # fmt: skip
         wanted = machine.bandwidth_bytes_per_s * machine.latency_s / NUM_COMPUTE_UNITS / 1024
         right.axhline(wanted, color=RED, linestyle="--", linewidth=1, label="Little's law (modelled)")
         right.set_xlabel("vector registers a lane")
-        right.set_ylabel("weight bytes in flight a workgroup (KiB)")
+        right.set_ylabel("in flight a compute unit (KiB)")
         right.set_title("What registers buy (counted)" if chosen else "Nothing counted on this target")
         if chosen:
             right.legend(loc="upper left")
