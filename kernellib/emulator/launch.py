@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from kernellib.emulator.assembly import Kernel, Program, parse
 from kernellib.emulator.binding.program import BoundProgram, bind_program
+from kernellib.emulator.dispatcher import Dispatcher, run_until_one_ends
 from kernellib.emulator.errors import LaunchArgumentError
 from kernellib.emulator.kernarg import PRIVATE_APERTURE, SHARED_APERTURE, Dim3, build_kernarg
 from kernellib.emulator.memory import MemoryMap
@@ -27,7 +28,7 @@ from kernellib.emulator.resources import (
     get_kernel,
     kernel_resources,
 )
-from kernellib.emulator.scheduler import Cohort, Dispatcher
+from kernellib.emulator.scheduler import Cohort
 from kernellib.emulator.state import FloatMode, RegisterFile
 
 Array = np.ndarray[Any, Any]
@@ -92,6 +93,10 @@ def compiled_listing(text: str, tuning: Tuning) -> CompiledListing:
             _listings.clear()
         found = _listings[key] = CompiledListing(*key)
     return found
+
+
+def _run_alone(dispatcher: Dispatcher) -> None:
+    run_until_one_ends([dispatcher])
 
 
 class Launch:
@@ -229,8 +234,8 @@ class Launch:
         self.requests.update(cohort.requests)
         self._pool.setdefault(cohort.num_waves, []).append(cohort.regs)
 
-    def run(self, stream: int = 0) -> LaunchReport:
-        """Run to the end and report."""
+    def run(self, stream: int = 0, execute: Callable[[Dispatcher], None] = _run_alone) -> LaunchReport:
+        """Run to the end and report; `execute` runs the dispatcher (a World interleaves several)."""
         begin = time.perf_counter()
         segment = self.memory.register_range(
             int(self.kernarg.ctypes.data), len(self.kernarg), "kernel arguments", writable=False
@@ -240,7 +245,7 @@ class Launch:
         resident = per_cu * NUM_COMPUTE_UNITS
         try:
             with np.errstate(all="ignore"):
-                Dispatcher(self, resident, min(per_cohort, resident), self.tuning.quantum).run()
+                execute(Dispatcher(self, resident, min(per_cohort, resident), self.tuning.quantum))
         finally:
             self.memory.unregister(segment)
         return self._report(stream, time.perf_counter() - begin)

@@ -10,8 +10,7 @@ quantum, so that a spin loop cannot starve the waves it waits for.
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter, deque
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from kernellib.emulator.binding.addresses import LocalStore
 from kernellib.emulator.binding.control import BARRIER, END, SPLIT, YIELD
 from kernellib.emulator.binding.memory import missing_wait
 from kernellib.emulator.errors import DeadlockError, EmulatorError, Finding, InstructionLimitError, Location
-from kernellib.emulator.state import RegisterFile, WaveGroup, as_slice, wave_order
+from kernellib.emulator.state import WaveGroup, as_slice, wave_order
 from kernellib.emulator.waits import WaitState
 
 if TYPE_CHECKING:
@@ -310,96 +309,4 @@ class Cohort:
         )
 
 
-class Dispatcher:
-    """Feeds workgroups to the chip: at most `resident` at a time, in dispatch order."""
-
-    def __init__(self, launch: Launch, resident: int, per_cohort: int, quantum: int) -> None:
-        self.launch = launch
-        self.resident = max(resident, per_cohort)
-        self.per_cohort = per_cohort
-        self.quantum = quantum
-        self.next_workgroup = 0
-        self.active: deque[Cohort] = deque()
-
-    @property
-    def num_resident(self) -> int:
-        """Workgroups in flight."""
-        return sum(c.num_workgroups for c in self.active)
-
-    def admit(self) -> bool:
-        """Make the next workgroups resident, if they fit."""
-        total = self.launch.num_workgroups
-        count = min(self.per_cohort, total - self.next_workgroup, self.resident - self.num_resident)
-        if count <= 0:
-            return False
-        self.active.append(Cohort(self.launch, self.next_workgroup, count))
-        self.next_workgroup += count
-        return True
-
-    def run(self) -> None:
-        """Run the launch to its end.
-
-        Cohorts that need nothing from each other run one after another (their registers stay in the cache); a
-        cohort that sleeps or has used its quantum makes room for the next, until the chip is full.
-        """
-        idle_rounds = 0
-        while self.active or self.next_workgroup < self.launch.num_workgroups:
-            admitted = False
-            if not self.active:
-                admitted = self.admit()
-            before = self.launch.stores
-            for _ in range(len(self.active)):
-                cohort = self.active.popleft()
-                outcome = cohort.run(self.quantum)
-                self.launch.clock += self.quantum
-                if outcome == "done":
-                    self.launch.finish(cohort)
-                    admitted = True
-                else:
-                    self.active.append(cohort)
-            if self.active:
-                admitted = self.admit() or admitted
-            if admitted or self.launch.stores != before:
-                idle_rounds = 0
-                continue
-            idle_rounds += 1
-            if idle_rounds >= 4 and self._stuck():
-                lines = itertools.chain.from_iterable(c.waiting() for c in self.active)
-                raise DeadlockError(
-                    "no wave can make progress: every one spins on memory that nobody will write",
-                    None,
-                    tuple(itertools.islice(lines, 20)),
-                )
-
-    def _stuck(self) -> bool:
-        """True when every group comes back to the same registers at the same place and nothing is written.
-
-        With all memory visible at once and no clock read, such a state repeats for ever.
-        """
-        before = self.launch.stores
-        return all(self._repeats(c) for c in list(self.active)) and self.launch.stores == before
-
-    def _repeats(self, cohort: Cohort) -> bool:
-        snapshots = {self._signature(cohort)}
-        for _ in range(64):
-            if cohort.run(1) == "done":
-                self.active.remove(cohort)
-                self.launch.finish(cohort)
-                return False
-            signature = self._signature(cohort)
-            if signature in snapshots:
-                return True
-            snapshots.add(signature)
-        return False
-
-    @staticmethod
-    def _signature(cohort: Cohort) -> int:
-        parts = []
-        for g in sorted(cohort.groups, key=lambda g: int(g.waves[0])):
-            parts.append(
-                (g.block, g.state, g.waves.tobytes(), g.vector.tobytes(), g.scalar.tobytes(), g.scc.tobytes())
-            )
-        return hash(tuple(parts))
-
-
-__all__ = ["Cohort", "Dispatcher", "RegisterFile"]
+__all__ = ["Cohort"]

@@ -16,6 +16,7 @@ from kernellib.emulator.launch import Launch, Tuning, as_dim3, compiled_listing,
 from kernellib.emulator.memory import Allocation, MemoryMap
 from kernellib.emulator.report import ByteTracker, LaunchReport, address_range
 from kernellib.emulator.resources import get_kernel
+from kernellib.emulator.world import World, make_world
 
 Sanitize = Literal["default", "none"]
 Mode = Literal["simple"]
@@ -39,6 +40,7 @@ class Session:
         self.track = [address_range(t) for t in track]
         self.memory = _memory
         self.launches: list[LaunchReport] = []
+        self.world: World | None = None
         self._lock = threading.Lock()
         for target in track:
             register_argument(self.memory, target)
@@ -48,6 +50,10 @@ class Session:
         if hasattr(buffer, "untyped_storage"):
             return self.memory.register_tensor(buffer)
         return self.memory.register_array(buffer)
+
+    def create_world(self, num_ranks: int) -> World:
+        """Emulated ranks whose launches run at the same time (see world.py)."""
+        return make_world(self, num_ranks)
 
     def register_range(self, address: int, size: int, name: str) -> Allocation:
         """Make raw memory addressable; `session.memory.unregister` ends it."""
@@ -101,7 +107,7 @@ class Session:
         kernarg = build_kernarg(kernel, args, grid, block, lds)
         trackers = [ByteTracker(base, size) for base, size in self.track]
         launch = Launch(listing, kernel, grid, block, kernarg, self.memory, lds, self.tuning, trackers)
-        report = launch.run(stream)
+        report = launch.run(stream) if self.world is None else launch.run(stream, self.world.execute)
         with self._lock:
             self.launches.append(report)
         return report
@@ -130,7 +136,7 @@ def emulated(
     """Run every FlyDSL launcher called inside on the gfx950 emulator.
 
     Args:
-        sanitize: "default": bounds, use after free, alignment of atomics and LDS, missing waits, missing nops;
+        sanitize: "default": bounds, use after free, alignment of atomics and LDS, missing waits and nops;
             "none" leaves the missing nops out (the others cannot be turned off).
         mode: "simple": every store is visible at once.
         track: tensors (or (address, bytes)) whose bytes are counted one by one, see `LaunchReport.bytes_of`.

@@ -11,10 +11,11 @@ import numpy as np
 
 from kernellib.emulator.assembly import Kernel, parse
 from kernellib.emulator.binding.program import bind_program
+from kernellib.emulator.dispatcher import Dispatcher, run_until_one_ends
 from kernellib.emulator.launch import CompiledListing, Launch, Tuning
 from kernellib.emulator.memory import MemoryMap
 from kernellib.emulator.operands import EXEC, M0, VCC
-from kernellib.emulator.scheduler import Cohort, Dispatcher
+from kernellib.emulator.scheduler import Cohort
 from kernellib.emulator.state import FloatMode
 
 Array = np.ndarray[Any, Any]
@@ -169,7 +170,7 @@ def run_snippet(
         "m0": m0, "lds": lds,
     }  # fmt: skip
     with np.errstate(all="ignore"):
-        Dispatcher(launch, 1, 1, tuning.quantum).run()
+        run_until_one_ends([Dispatcher(launch, 1, 1, tuning.quantum)])
     cohort = launch.kept
     assert cohort is not None
     content = cohort.lds.bytes[:size].copy()

@@ -208,3 +208,36 @@ def buffer_copy():
         kernel(x, y, n).launch(grid=(blocks,), block=(256,))
 
     return run
+
+
+@functools.cache
+def ring():
+    """Sends 128 floats to a peer's inbox, raises the peer's flag, waits for its own flag, copies its inbox."""
+
+    @flyc.kernel(name="test_ring")
+    def kernel(
+        data: fx.Int64, peer: fx.Int64, peer_flag: fx.Int64, inbox: fx.Int64, flag: fx.Int64, out: fx.Int64
+    ):
+        t = fx.thread_idx.x
+        gp(peer, fx.Float32)[t] = gp(data, fx.Float32)[t]
+        fx.memory_fence(ordering=ORDER.Release)
+        fx.barrier()
+        if t == 0:
+            fx.generic_store(
+                gp(peer_flag, fx.Uint32), fx.Uint32(1), memory_order=ORDER.Monotonic, syncscope=SYSTEM
+            )
+            v = fx.generic_load(gp(flag, fx.Uint32), memory_order=ORDER.Monotonic, syncscope=SYSTEM)
+            while v == fx.Uint32(0):
+                fx.rocdl.s_sleep(1)
+                v = fx.generic_load(gp(flag, fx.Uint32), memory_order=ORDER.Monotonic, syncscope=SYSTEM)
+        fx.barrier()
+        fx.memory_fence(ordering=ORDER.Acquire)
+        gp(out, fx.Float32)[t] = fx.generic_load(gp(inbox, fx.Float32) + t, volatile=True)
+
+    @flyc.jit
+    def run(
+        data: fx.Int64, peer: fx.Int64, peer_flag: fx.Int64, inbox: fx.Int64, flag: fx.Int64, out: fx.Int64
+    ):  # fmt: skip
+        kernel(data, peer, peer_flag, inbox, flag, out).launch(grid=(1,), block=(128,))
+
+    return run
