@@ -42,7 +42,7 @@ def run(
     out: Annotated[Path, typer.Option(help="The record's file.", dir_okay=False)],
     trials: Annotated[int, typer.Option(help="Fewest paired trials.")] = 21,
     max_trials: Annotated[int, typer.Option(help="Most of them.")] = 201,
-    half_width: Annotated[float, typer.Option(help="Trials end when every interval is narrower.")] = 0.005,
+    half_width: Annotated[float, typer.Option(help="Trials end when every interval is narrower.")] = 0.01,
     rotation: Annotated[int, typer.Option(help="Slots, each with its own weight.")] = 8,
     seed: Annotated[int, typer.Option(help="Of inputs and bootstrap.")] = 0,
     target: Annotated[str, typer.Option(help="auto, mi355x, cuda or emulator.")] = "auto",

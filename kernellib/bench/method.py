@@ -54,7 +54,7 @@ class Method:
 
     trials: int = 21
     max_trials: int = 201
-    half_width: float = 0.005
+    half_width: float = 0.01
     confidence: float = 0.95
     seed: int = 0
 

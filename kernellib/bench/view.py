@@ -161,7 +161,7 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
     for reason in outcome.incomparable:
         console.print(f"do not compare: {reason}", style="red", markup=False, highlight=False)
     if outcome.changes:
-        table = Table("arm", "quantity", "source", "old", "new", "new is worse by", "")
+        table = Table("arm", "quantity", "source", "old", "new", "new is worse by")
         for change in outcome.changes:
             table.add_row(
                 change.arm,
@@ -170,11 +170,14 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
                 f"{change.old:.6g}",
                 f"{change.new:.6g}",
                 f"{change.slowdown - 1:+.2%}",
-                "[red]REGRESSION[/]" if change.regressed else "[green]ok[/]",
             )
         console.print(table)
+    for change in outcome.changes:
+        if change.regressed:
+            line = f"REGRESSION: {change.arm}, {change.quantity}, worse by {change.slowdown - 1:.2%}"
+            console.print(line, style="red", markup=False, highlight=False)
     for failure in outcome.failures:
-        console.print(failure, style="red", markup=False, highlight=False)
+        console.print(f"REGRESSION: {failure}", style="red", markup=False, highlight=False)
     for note in outcome.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
 
