@@ -20,7 +20,7 @@ from kernellib.emulator.binding.control import BARRIER, END, SPLIT, YIELD
 from kernellib.emulator.binding.memory import missing_wait
 from kernellib.emulator.errors import DeadlockError, EmulatorError, Finding, InstructionLimitError, Location
 from kernellib.emulator.state import WaveGroup, as_slice, wave_order
-from kernellib.emulator.waits import WaitState
+from kernellib.emulator.waits import Outstanding, WaitState
 
 if TYPE_CHECKING:
     from kernellib.emulator.assembly import Instruction
@@ -52,6 +52,8 @@ class Cohort:
         self.lds_bytes = launch.lds_bytes
         stride = -(-launch.lds_bytes // 16) * 16
         self.lds = LocalStore(count * stride)
+        # one flag per dword, made when the first direct-to-LDS load is issued
+        self.lds_in_flight: Array | None = None
         self.lds_base = slot.astype(np.int64) * stride
         self.scratch_bytes = launch.scratch_bytes
         self.scratch_stride = -(-launch.scratch_bytes // 16) * 16
@@ -98,6 +100,14 @@ class Cohort:
             lane,
             address,
         )
+
+    def direct_load(self, g: WaveGroup, inst: Instruction, places: Array, size: int) -> None:
+        """Enter a direct-to-LDS load: the bytes it writes are not there before a wait on vmcnt covers it."""
+        if self.lds_in_flight is None:
+            self.lds_in_flight = np.zeros(len(self.lds.bytes) // 4 + 4, np.bool_)
+        dwords = (places[:, None] // 4 + np.arange(-(-size // 4))).reshape(-1)
+        self.lds_in_flight[dwords] = True
+        g.waits.issue(Outstanding(0, inst, "vmem", dwords))
 
     # ---------------------------------------------------------------------------------- groups
     def _make_group(self, parent: WaveGroup, waves: Array, block: int) -> WaveGroup:

@@ -18,7 +18,9 @@ in-order kind is legal.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from kernellib.emulator.assembly import Instruction
 from kernellib.emulator.operands import Operand
@@ -28,14 +30,17 @@ VM_LIMIT, LGKM_LIMIT, EXP_LIMIT = 63, 15, 7
 AGPR_BIT, SGPR_BIT = 512, 1024
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Outstanding:
-    """One operation that has been issued and not yet waited for.  `mask`: the registers it will write."""
+    """One operation that has been issued and not yet waited for.
+
+    `mask`: the registers it will write; `lds_dwords`: the LDS dwords that a direct-to-LDS load will write.
+    """
 
     mask: int
     instruction: Instruction
     kind: PendingKind
-    lds_bytes: tuple[tuple[int, int, int], ...] = ()
+    lds_dwords: np.ndarray[Any, Any] | None = None
 
 
 Queue = tuple[Outstanding, ...]
@@ -86,13 +91,18 @@ class WaitState:
             if operation.kind in ("lds", "smem", "message", "flat"):
                 lgkm.append(operation)
 
-    def wait(self, vmcnt: int | None, lgkmcnt: int | None) -> int:
-        """Apply `s_waitcnt`; None means that counter is not waited for.  Returns the new pending mask."""
+    def wait(self, vmcnt: int | None, lgkmcnt: int | None, landed: list[Any] | None = None) -> int:
+        """Apply `s_waitcnt`; None means that counter is not waited for.  Returns the new pending mask.
+
+        `landed` collects the LDS dwords whose direct loads are now covered.
+        """
         for history in self.histories:
             vm, lgkm = history
             if vmcnt is not None and len(vm) > vmcnt:
                 # a FLAT operation may return out of order with respect to the others: only 0 covers it
                 keep = [op for op in vm[: len(vm) - vmcnt] if op.kind == "flat" and vmcnt]
+                if landed is not None:
+                    landed += [op.lds_dwords for op in vm[: len(vm) - vmcnt] if op.lds_dwords is not None]
                 del vm[: len(vm) - vmcnt]
                 vm[:0] = keep
             if lgkmcnt is not None and len(lgkm) > lgkmcnt:

@@ -212,7 +212,7 @@ def buffer_copy():
 
 @functools.cache
 def ring():
-    """Sends 128 floats to a peer's inbox, raises the peer's flag, waits for its own flag, copies its inbox."""
+    """Sends 128 floats to a peer's inbox, raises its flag, waits for the own flag, copies the own inbox."""
 
     @flyc.kernel(name="test_ring")
     def kernel(

@@ -250,3 +250,22 @@ def test_exec_mask_keeps_inactive_lanes() -> None:
     result = run_snippet("v_mov_b32_e32 v1, 5", vgprs={1: LANES}, exec_mask=0xF0F0)
     active = (0xF0F0 >> LANES.astype(np.uint64)) & np.uint64(1) == 1
     assert np.array_equal(result.vgpr(1), np.where(active, 5, LANES))
+
+
+def test_direct_to_lds_load_must_be_waited_for() -> None:
+    data = np.arange(64, dtype=np.uint32) + 1000
+    low, high = data.ctypes.data & 0xFFFFFFFF, data.ctypes.data >> 32
+    text = """
+        global_load_lds_dword v0, s[2:3]
+        {}
+        ds_read_b32 v1, v0
+        s_waitcnt lgkmcnt(0)
+        """
+    setup = {"vgprs": {0: 4 * LANES}, "sgprs": {2: low, 3: high}, "m0": 0, "lds_bytes": 512}
+    result = run_snippet(text.format("s_waitcnt vmcnt(0)"), **setup, memory=memory_of(data))
+    assert np.array_equal(result.vgpr(1), data)
+    with pytest.raises(MissingWaitError, match="direct-to-LDS"):
+        run_snippet(text.format("s_nop 0"), **setup, memory=memory_of(data))
+    # other bytes may be read meanwhile
+    elsewhere = text.format("v_add_u32_e32 v0, 0x100, v0") + "s_waitcnt vmcnt(0)"
+    assert run_snippet(elsewhere, **setup, memory=memory_of(data)).scc == 0

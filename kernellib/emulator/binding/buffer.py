@@ -23,10 +23,12 @@ from kernellib.emulator.binding import sources as src
 from kernellib.emulator.binding.addresses import Resolver, gather, scatter
 from kernellib.emulator.binding.memory import (
     MemoryPlan,
+    direct_stride,
     make_issue,
     out_of_alignment,
     select_lanes,
     take_common,
+    widen_direct,
 )
 from kernellib.emulator.binding.movers import RegisterMover, combine_atomic
 from kernellib.emulator.binding.sources import Array, BindContext, Fetch, refuse
@@ -34,7 +36,7 @@ from kernellib.emulator.errors import OutOfBoundsError, UnsupportedOperandError
 from kernellib.emulator.instructions.registry import MemoryDef
 from kernellib.emulator.operands import M0, Operand
 from kernellib.emulator.state import WaveGroup
-from kernellib.emulator.waits import PendingKind, register_bits
+from kernellib.emulator.waits import Outstanding, PendingKind, register_bits
 
 Step = Callable[[WaveGroup], Any]
 U32, I64 = np.dtype(np.uint32), np.dtype(np.int64)
@@ -111,9 +113,8 @@ def bind_buffer(ctx: BindContext, inst: Instruction, definition: MemoryDef) -> t
     if to_lds:
         if definition.action != "load" or definition.half:
             raise refuse(inst, "lds belongs to plain loads")
-        issue = make_issue(plan, "vmem")
         touched = plan.source_mask | register_bits(Operand("sgpr", "m0", M0))
-        return _load_to_lds(plan, address, issue), touched
+        return _load_to_lds(plan, address), touched
     returns = definition.action == "load" or (definition.action == "atomic" and "sc0" in plan.cache)
     if returns:
         plan.result = data
@@ -281,21 +282,22 @@ def _atomic(plan: MemoryPlan, where: BufferAddress, issue: Callable[[WaveGroup],
     return step
 
 
-def _load_to_lds(plan: MemoryPlan, where: BufferAddress, issue: Callable[[WaveGroup], None]) -> Step:
+def _load_to_lds(plan: MemoryPlan, where: BufferAddress) -> Step:
     """Lane i's datum lands at M0 + immediate offset + i * size; out-of-range lanes write zeros."""
     definition, inst = plan.definition, plan.inst
     size = definition.bytes_per_lane
     unit = min(size, 4)
     resolver = Resolver(inst, unit, "load")
-    lane_offset = np.arange(64, dtype=np.int64) * max(size, 4)
+    nothing = Outstanding(0, inst, "vmem")  # with every lane off the counter still counts
+    lane_offset = np.arange(64, dtype=np.int64) * direct_stride(size)
     immediate = plan.offset
 
     def step(g: WaveGroup) -> None:
-        issue(g)
         address, offset, limit, _ = where.compute(g)
         offset, limit = np.broadcast_to(offset, (g.n, 64)), np.broadcast_to(limit, (g.n, 64))
         waves, lanes = np.nonzero(g.lane_mask)
         if not len(waves):
+            g.waits.issue(nothing)
             return
         g.cohort.count("global", "load", inst.mnemonic, size, address[waves, lanes], g)
         cohort = g.cohort
@@ -307,10 +309,11 @@ def _load_to_lds(plan: MemoryPlan, where: BufferAddress, issue: Callable[[WaveGr
                 cohort.location(g, inst, int(waves[bad]), int(lanes[bad]), int(target[bad])),
             )
         target = target + cohort.lds_base[g.waves][waves]
+        cohort.direct_load(g, inst, target, size)
         for at in range(0, size, unit):
             inside = offset[waves, lanes] + at + unit <= limit[waves, lanes]
             items = _checked_gather(g, resolver, address[waves, lanes] + at, inside, unit, waves, lanes)
-            scatter(cohort.lds, target + at, items.astype(np.uint32) if unit < 4 else items)
+            scatter(cohort.lds, target + at, widen_direct(items, definition.data.base))
         cohort.launch.stores += 1
 
     return step

@@ -136,7 +136,14 @@ def bind_waitcnt(control: ControlContext, inst: Instruction, definition: Control
         raise refuse(inst, str(error)) from None
 
     def step(g: WaveGroup) -> None:
-        g.pending = g.waits.wait(vmcnt, lgkmcnt)
+        cohort = g.cohort
+        if cohort.lds_in_flight is None:
+            g.pending = g.waits.wait(vmcnt, lgkmcnt)
+            return
+        landed: list[Array] = []
+        g.pending = g.waits.wait(vmcnt, lgkmcnt, landed)
+        for dwords in landed:
+            cohort.lds_in_flight[dwords] = False
 
     return step, False
 

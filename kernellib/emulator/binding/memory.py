@@ -179,9 +179,7 @@ def bind_global(ctx: BindContext, inst: Instruction, definition: MemoryDef) -> t
     kind: PendingKind = "flat" if is_flat else "vmem" if returns or to_lds else "store"
     issue = make_issue(plan, kind)
     if to_lds:
-        return _load_to_lds(plan, addresses, issue), plan.source_mask | register_bits(
-            Operand("sgpr", "m0", M0)
-        )
+        return _load_to_lds(plan, addresses), plan.source_mask | register_bits(Operand("sgpr", "m0", M0))
     access = {"load": _load, "store": _store, "atomic": _atomic}[definition.action]
     return access(plan, addresses, issue), plan.source_mask
 
@@ -326,18 +324,19 @@ def out_of_alignment(
     )
 
 
-def _load_to_lds(plan: MemoryPlan, addresses: Fetch, issue: Callable[[WaveGroup], None]) -> Step:
-    """Direct-to-LDS load: lane i's datum lands at M0 + offset + i * size of its wave's LDS."""
+def _load_to_lds(plan: MemoryPlan, addresses: Fetch) -> Step:
+    """Direct-to-LDS load: lane i's datum lands at M0 + offset + i * `direct_stride`."""
     definition, inst = plan.definition, plan.inst
     size, offset = definition.bytes_per_lane, plan.offset
     piece = min(size, 4)
     resolver = Resolver(inst, size, "load")
-    lane_offset = np.arange(64, dtype=np.int64) * max(size, 4)
+    nothing = Outstanding(0, inst, "vmem")  # with every lane off the counter still counts
+    lane_offset = np.arange(64, dtype=np.int64) * direct_stride(size)
 
     def step(g: WaveGroup) -> None:
-        issue(g)
         address, waves, lanes = select_lanes(g, addresses(g))
         if not address.size:
+            g.waits.issue(nothing)
             return
         allocation = resolver.resolve(g, address, waves, lanes)
         g.cohort.count("global", "load", inst.mnemonic, size, address, g)
@@ -347,13 +346,43 @@ def _load_to_lds(plan: MemoryPlan, addresses: Fetch, issue: Callable[[WaveGroup]
             )
         target = (g.scalar[:, M0 : M0 + 1].astype(np.int64) + offset) + lane_offset
         target, _, _ = select_lanes(g, target)
-        store_direct_to_lds(g, inst, allocation, (address - allocation.base).reshape(-1), target, size, piece)
+        store_direct_to_lds(
+            g,
+            inst,
+            allocation,
+            (address - allocation.base).reshape(-1),
+            target,
+            size,
+            piece,
+            definition.data.base,
+        )
 
     return step
 
 
+def direct_stride(size: int) -> int:
+    """LDS bytes between the data of neighbouring lanes: 4; 16 for 3 and 4 dwords (CDNA4 ISA 9.1.9, 10.3)."""
+    return 4 if size <= 4 else 16
+
+
+def widen_direct(items: Array, base: str) -> Array:
+    """A byte or short as the dword that lands in the LDS: zero- or sign-extended."""
+    if items.dtype.itemsize >= 4:
+        return items
+    if base.startswith("i"):
+        return items.view(f"i{items.dtype.itemsize}").astype(np.int32).view(np.uint32)
+    return items.astype(np.uint32)
+
+
 def store_direct_to_lds(
-    g: WaveGroup, inst: Instruction, allocation: Any, offsets: Array, target: Array, size: int, piece: int
+    g: WaveGroup,
+    inst: Instruction,
+    allocation: Any,
+    offsets: Array,
+    target: Array,
+    size: int,
+    piece: int,
+    base: str,
 ) -> None:
     """Copy `size` bytes per lane from a byte store into the LDS (shared with the buffer form)."""
     cohort = g.cohort
@@ -366,11 +395,10 @@ def store_direct_to_lds(
             cohort.location(g, inst, int(waves[bad]), None, int(flat[bad])),
         )
     flat = flat + g.cohort.lds_base[g.waves][waves]
+    cohort.direct_load(g, inst, flat, size)
     for at in range(0, size, piece):
         items = gather(allocation, offsets + at if at else offsets, piece)
-        if piece < 4:
-            items = items.astype(np.uint32)
-        scatter(cohort.lds, flat + at, items)
+        scatter(cohort.lds, flat + at, widen_direct(items, base))
     cohort.launch.stores += 1
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from kernellib.emulator.assembly import Instruction
 from kernellib.emulator.binding.memory import out_of_alignment
-from kernellib.emulator.errors import OutOfBoundsError
+from kernellib.emulator.errors import MissingWaitError, OutOfBoundsError
 from kernellib.emulator.state import WaveGroup
 
 Array = np.ndarray[Any, Any]
@@ -45,4 +45,31 @@ def place_in_lds(
         raise out_of_alignment(g, inst, int(flat[bad]), align, bad, waves, lanes)
     base = cohort.lds_base[g.waves]
     placed: Array = local + (base[:, None] if waves is None else base[waves])
+    if cohort.lds_in_flight is not None:
+        _check_landed(g, inst, placed, local, size, waves, lanes)
     return placed
+
+
+def _check_landed(
+    g: WaveGroup,
+    inst: Instruction,
+    placed: Array,
+    local: Array,
+    size: int,
+    waves: Array | None,
+    lanes: Array | None,
+) -> None:
+    """Refuse bytes that a direct-to-LDS load may not have written yet."""
+    flags = g.cohort.lds_in_flight
+    assert flags is not None
+    for dword in range(-(-size // 4)):
+        bad = np.nonzero(flags[placed // 4 + dword].reshape(-1))[0]
+        if len(bad):
+            first = int(bad[0])
+            wave = first // 64 if waves is None else int(waves[first])
+            lane = first % 64 if lanes is None else int(lanes[first])
+            byte = int(local.reshape(-1)[first]) + 4 * dword
+            raise MissingWaitError(
+                f"LDS byte {byte} is written by a direct-to-LDS load that no s_waitcnt on vmcnt covers",
+                g.cohort.location(g, inst, wave, lane, byte),
+            )
