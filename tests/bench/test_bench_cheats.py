@@ -59,6 +59,29 @@ class SkipsWhenTimed(FakeLaunch):
         return super().__call__(slot_idx)
 
 
+class SkipsEverySecondReplay(FakeLaunch):
+    """Honest through both gates; then writes in the replays that lead in, and not in the timed ones."""
+
+    def __call__(self, slot_idx: int) -> torch.Tensor:
+        call_of_slot = self.num_calls // len(self.outputs)
+        if call_of_slot >= 3 and call_of_slot % 2 == 0:
+            self.num_calls += 1
+            return self.outputs[slot_idx]
+        return super().__call__(slot_idx)
+
+
+class LeavesFirstElement(FakeLaunch):
+    """Writes the first element in the first two calls of a slot only: it is the same in every version."""
+
+    def __call__(self, slot_idx: int) -> torch.Tensor:
+        first = self.outputs[slot_idx][0].clone()
+        early = self.num_calls < 2 * len(self.outputs)
+        super().__call__(slot_idx)
+        if not early:
+            self.outputs[slot_idx][0] = first
+        return self.outputs[slot_idx]
+
+
 class ReusesOutputsWhenTimed(CachedOutput):
     """Honest through both gates, then returns what it remembers of an earlier version."""
 
@@ -109,6 +132,12 @@ CHEATS = [
     (CachedOutput, "failed_gate", "changed inputs"),
     (SkipsLastElement, "failed_gate", "1 of 64 outputs are NaN"),
     (SkipsWhenTimed, "failed_in_trial", "outputs of a timed replay are wrong"),
+    (SkipsEverySecondReplay, "failed_in_trial", "192 outputs of a timed replay are wrong"),
+    (
+        LeavesFirstElement,
+        "failed_gate",
+        "captured replay with changed inputs, slot 0: 1 of 64 outputs are NaN",
+    ),
     (ReusesOutputsWhenTimed, "failed_in_trial", "outputs of a timed replay are wrong"),
     (OldWeights, "failed_recheck", "after timing"),
     (ZeroesItsInput, "failed_gate", "inputs"),
