@@ -31,6 +31,12 @@ app = typer.Typer(
 )
 
 
+def _console() -> Console:
+    # Not in a terminal rich assumes 80 columns, too few for a row of times.
+    console = Console()
+    return console if console.is_terminal else Console(width=120)
+
+
 def _fail(error: Exception) -> typer.Exit:
     Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False)
     return typer.Exit(EXIT_USAGE)
@@ -64,7 +70,7 @@ def run(
     }  # fmt: skip
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     command = f"{PROGRAM} run {operator} {shlex.join(words)}"
-    console = Console()
+    console = _console()
     try:
         record = compare_tail(
             target,
@@ -95,7 +101,7 @@ def show(
     """Print a record's tables; with --out, write its plot."""
     from .view import plot_record, print_record  # noqa: PLC0415
 
-    console = Console()
+    console = _console()
     for path in records:
         try:
             record = Record.load(path)
@@ -119,7 +125,7 @@ def compare(
     from .comparison import compare_records  # noqa: PLC0415
     from .view import print_outcome  # noqa: PLC0415
 
-    console = Console()
+    console = _console()
     try:
         outcome = compare_records(Record.load(old), Record.load(new), tolerance)
     except (RecordError, MethodError) as error:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -152,6 +153,17 @@ def _fused(target: str, config: TailConfig | None, workload: TailWorkload) -> La
     return launch
 
 
+def _shown_config(target: str, config: TailConfig | None) -> dict[str, Any] | None:
+    """The configuration that the fused arm really runs with, for the record."""
+    if target in ("mi355x", "emulator"):
+        return (config or load_tuned(target)).to_dict()
+    if target == "cuda" and torch.cuda.is_available():
+        from kernellib.ops.latent_moe_tail.kernel_triton import default_config  # noqa: PLC0415
+
+        return {"name": type(default_config()).__name__, **asdict(default_config())}
+    return None
+
+
 def tail_arms(target: str, config: TailConfig | None = None, names: Sequence[str] = ARM_NAMES) -> list[Arm]:
     """The arms by name: "eager" (baseline), "compile", "max_autotune" (peers), "fused" (candidate).
 
@@ -160,9 +172,6 @@ def tail_arms(target: str, config: TailConfig | None = None, names: Sequence[str
         config: of the gfx950 kernel; None takes the tuned one.
         names: which to make, in order.
     """
-    shown = config
-    if shown is None and target in ("mi355x", "emulator"):
-        shown = load_tuned(target)
     mode = "max-autotune-no-cudagraphs"
     every: dict[str, Any] = {
         "eager": Arm("eager", "baseline", "rms_norm, linear, add in bf16", _eager, FREE_ROUNDING),
@@ -171,7 +180,7 @@ def tail_arms(target: str, config: TailConfig | None = None, names: Sequence[str
         "max_autotune": Arm("max_autotune", "peer", f"torch.compile, {mode}", partial(_compiled, mode),
                             FREE_ROUNDING, {"mode": mode}),
         "fused": Arm("fused", "candidate", f"one launch, target {target}", partial(_fused, target, config),
-                     EXACT_ROUNDING, None if shown is None else shown.to_dict()),
+                     EXACT_ROUNDING, _shown_config(target, config)),
     }  # fmt: skip
     unknown = set(names) - set(every)
     if unknown or "eager" not in names:
