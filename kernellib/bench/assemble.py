@@ -154,6 +154,24 @@ def _warnings(result: RunResult) -> list[str]:
     return found
 
 
+def _method_entry(result: RunResult, workload: Workload, device: Device, method: Method) -> dict[str, Any]:
+    num_slots = len(workload.slots)
+    return {
+        "trials": method.trials,
+        "max_trials": method.max_trials,
+        "half_width": method.half_width,
+        "confidence": method.confidence,
+        "num_trials": result.num_trials,
+        "stopped_because": result.stopped_because,
+        "rotation": num_slots,
+        "slot_bytes": workload.slot_bytes,
+        "rotation_bytes": num_slots * workload.slot_bytes,
+        "cache_coverage": _rounded(result.coverage) if math.isfinite(result.coverage) else None,
+        "timer": f"{device.kind} events around one graph replay of {num_slots} calls",
+        "timer_resolution_s": device.resolution_s,
+    }
+
+
 def timed_record(
     result: RunResult, workload: Workload, device: Device, method: Method, *, target: str, command: str
 ) -> Record:
@@ -177,25 +195,11 @@ def timed_record(
     comparisons = [_comparison(pairing, method, device.resolution_s) for pairing in result.pairings]
     control = _comparison(result.control, method, device.resolution_s) if result.control else None
     reasons = invalid_reasons(result, control)
-    num_slots = len(workload.slots)
     record = {
         **head(workload, kind="timed", target=target, command=command, seed=method.seed, device=facts),
         "state_before": result.state_before,
         "state_after": result.state_after,
-        "method": {
-            "trials": method.trials,
-            "max_trials": method.max_trials,
-            "half_width": method.half_width,
-            "confidence": method.confidence,
-            "num_trials": result.num_trials,
-            "stopped_because": result.stopped_because,
-            "rotation": num_slots,
-            "slot_bytes": workload.slot_bytes,
-            "rotation_bytes": num_slots * workload.slot_bytes,
-            "cache_coverage": _rounded(result.coverage) if math.isfinite(result.coverage) else None,
-            "timer": f"{device.kind} events around one graph replay of {num_slots} calls",
-            "timer_resolution_s": device.resolution_s,
-        },
+        "method": _method_entry(result, workload, device, method),
         "arms": [_timed_arm(state, pairings, workload, ceilings) for state in result.arms],
         "comparisons": [comparison for comparison in comparisons if comparison is not None],
         "control": control,
