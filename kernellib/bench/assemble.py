@@ -16,7 +16,7 @@ from .stats import percentiles, slowest_rank
 from .workload import Arm, Workload
 
 SIGNIFICANT_DIGITS = 7  # events resolve no more, and records stay small
-SAMPLE_UNIT = "s/replay, one number for each rank"
+SAMPLE_UNIT = "s/pass over the slots, one number for each rank"
 
 
 def _rounded(value: float) -> float:
@@ -167,7 +167,7 @@ def _method_entry(result: RunResult, workload: Workload, device: Device, method:
         "slot_bytes": workload.slot_bytes,
         "rotation_bytes": num_slots * workload.slot_bytes,
         "cache_coverage": _rounded(result.coverage) if math.isfinite(result.coverage) else None,
-        "timer": f"{device.kind} events around one graph replay of {num_slots} calls",
+        "timer": f"{device.kind} events around a graph replay, {device.num_rounds} x {num_slots} calls",
         "timer_resolution_s": device.resolution_s,
     }
 

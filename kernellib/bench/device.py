@@ -3,14 +3,14 @@
 
 What one sample is, and why it is fair:
 
-- A graph holds one call for each slot, in order, on one stream. A sample is the time of a whole replay
-  divided by the number of slots, so both arms pay for their launches and gaps the way a captured decode
-  step does; host time is not part of it.
+- A graph holds ``num_rounds`` passes over the slots, one call for each slot in order, on one stream. A
+  sample is the time of a whole replay divided by the number of passes, so both arms pay for their launches
+  and gaps the way a captured decode step does; host time is not part of it.
 - The same graph is replayed, untimed, right before: clocks are up, instruction caches are warm, the
   caches are in the state that the arm itself leaves behind, and the host can queue the start event, the
   replay and the end event while the device is still busy, so the device does not wait for the host in
   between. What is left between the start event and the first kernel, a few microseconds at most, is
-  charged to both arms alike and pulls every ratio towards 1.
+  charged to both arms alike and pulls every ratio towards 1; several passes in a replay divide it.
 - Between the lead-in and the start event the outputs are poisoned with NaN.
 - Times come from device events only.
 """
@@ -69,8 +69,9 @@ class Device(Protocol):
     name: str
     kind: str  # "cuda", "hip" or "fake"
     num_ranks: int
+    num_rounds: int  # passes over the slots in one timed replay
     llc_bytes: int
-    resolution_s: float
+    resolution_s: float  # of a pass
 
     def describe(self) -> dict[str, Any]:
         """Facts for the record: driver, runtime, compute units, memory."""
@@ -79,10 +80,10 @@ class Device(Protocol):
         """Clocks, power, temperature, throttle reasons now; see ``state.device_state``."""
 
     def capture(self, launch: Launch, num_slots: int) -> Capture:
-        """Captures one call for each slot, in order."""
+        """Captures ``num_rounds`` passes over the slots; ``outputs`` are the last pass's."""
 
     def sample(self, capture: Capture, poison: Callable[[], None]) -> tuple[float, ...]:
-        """Lead-in replay, poison, timed replay; the time of the whole replay on each rank."""
+        """Lead-in replay, poison, timed replay; the time of one pass over the slots on each rank."""
 
     def ceilings(self) -> list[Ceiling]:
         """Copy bandwidth and matrix throughput, measured now."""
@@ -99,14 +100,14 @@ class GpuDevice:
     """A CUDA or ROCm GPU through torch. One rank; a multi-rank device gathers all ranks' times."""
 
     num_ranks = 1
-    resolution_s = EVENT_RESOLUTION_S
 
-    def __init__(self, index: int = 0, num_lead_in: int = 2) -> None:
+    def __init__(self, index: int = 0, num_lead_in: int = 2, num_rounds: int = 4) -> None:
         """Takes GPU ``index`` of this process.
 
         Args:
             index: torch's device index.
             num_lead_in: untimed replays before each timed one.
+            num_rounds: passes over the slots in one replay.
 
         Raises:
             BenchError: torch sees no GPU; nothing can be timed.
@@ -115,6 +116,8 @@ class GpuDevice:
             raise BenchError("torch sees no GPU, so there is no clock to time with; use a counted comparison")
         self._index = index
         self._num_lead_in = num_lead_in
+        self.num_rounds = num_rounds
+        self.resolution_s = EVENT_RESOLUTION_S / num_rounds
         self._properties = torch.cuda.get_device_properties(index)
         self.name = str(self._properties.name)
         self.kind = "hip" if torch.version.hip is not None else "cuda"
@@ -149,8 +152,9 @@ class GpuDevice:
         self.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.no_grad(), torch.cuda.graph(graph):
-            # Held references keep the graph's memory pool from giving one slot's output to the next.
-            outputs = [launch(slot_idx) for slot_idx in range(num_slots)]
+            for _ in range(self.num_rounds):
+                # Held references keep the graph's memory pool from giving one slot's output to the next.
+                outputs = [launch(slot_idx) for slot_idx in range(num_slots)]
         return Capture(outputs, graph.replay, (graph, launch))
 
     def sample(self, capture: Capture, poison: Callable[[], None]) -> tuple[float, ...]:
@@ -163,7 +167,7 @@ class GpuDevice:
         capture.replay()
         end.record()
         end.synchronize()
-        return (start.elapsed_time(end) * 1e-3,)
+        return (start.elapsed_time(end) * 1e-3 / self.num_rounds,)
 
     def _rates(self, work: Callable[[], object], amount: float, num_samples: int = 10) -> tuple[float, ...]:
         """``amount`` per second of ``work``, which is queued twice untimed and four times timed."""

@@ -63,8 +63,10 @@ class Tolerance:
     max_relative_rmse: float
 
 
-# An arm with the oracle's own rounding points, and one that may keep fp32 where the oracle rounds.
-EXACT_ROUNDING = Tolerance(1.0, False, 0.995, 5e-4)
+# An arm with the oracle's own rounding points, and one that may keep fp32 where the oracle rounds. The
+# exact one may miss by two units: where p lies near a tie, any order of the fp32 sum may round it to its
+# neighbour, and where p + shared is then a tie too, rounding to even turns that one unit into two.
+EXACT_ROUNDING = Tolerance(2.0, False, 0.995, 5e-4)
 FREE_ROUNDING = Tolerance(4.0, True, 0.0, 1e-2)
 
 

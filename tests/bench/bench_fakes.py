@@ -89,7 +89,7 @@ class FakeDevice:
         self, seed: int = 0, *, jitter: float = 0.004, num_ranks: int = 1, llc_bytes: int = 0,
         twin_factor: float = 1.0, num_lead_in: int = 1,
     ) -> None:  # fmt: skip
-        self.num_ranks, self.llc_bytes = num_ranks, llc_bytes
+        self.num_ranks, self.num_rounds, self.llc_bytes = num_ranks, 1, llc_bytes
         self._random = np.random.default_rng(seed)
         self._jitter, self._twin_factor, self._num_lead_in = jitter, twin_factor, num_lead_in
         self._captures: dict[str, int] = {}

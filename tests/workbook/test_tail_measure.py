@@ -63,7 +63,7 @@ def doubling_arms(_target: str, _config: TailConfig | None, names: Sequence[str]
 class ScriptedClock:
     """A device whose times are given by the order of capture; values are computed for real, on the CPU."""
 
-    name, kind, num_ranks, llc_bytes, resolution_s = "a made-up GPU", "fake", 1, 0, 0.0
+    name, kind, num_ranks, num_rounds, llc_bytes, resolution_s = "a made-up GPU", "fake", 1, 1, 0, 0.0
 
     def __init__(self, microseconds: Sequence[float]) -> None:
         self._times = list(microseconds)
