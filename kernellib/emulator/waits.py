@@ -28,6 +28,7 @@ from kernellib.emulator.operands import Operand
 PendingKind = Literal["vmem", "store", "lds", "smem", "flat", "message"]
 VM_LIMIT, LGKM_LIMIT, EXP_LIMIT = 63, 15, 7
 AGPR_BIT, SGPR_BIT = 512, 1024
+MAX_HISTORIES = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,12 +152,39 @@ class WaitState:
 def unique(
     histories: list[tuple[list[Outstanding], list[Outstanding]]],
 ) -> list[tuple[list[Outstanding], list[Outstanding]]]:
-    """Distinct histories, in order."""
+    """Distinct histories, in order; more than MAX_HISTORIES are collapsed into one.
+
+    (Each pass of a loop whose body only some waves enter would otherwise double their number.)
+    """
     result: list[tuple[list[Outstanding], list[Outstanding]]] = []
     for history in histories:
         if history not in result:
             result.append(history)
+            if len(result) > MAX_HISTORIES:
+                return [(_collapsed([h[0] for h in histories]), _collapsed([h[1] for h in histories]))]
     return result
+
+
+def _collapsed(queues: list[list[Outstanding]]) -> list[Outstanding]:
+    """One queue that stands for all: position by position from the newest, an operation with every register
+    that some queue's operation writes there.
+
+    A wait for N keeps the N newest of each queue, so this keeps exactly the registers that some queue keeps
+    while operations return in order; where they do not, it may keep more.
+    """
+    merged: list[Outstanding] = []
+    for position in range(1, max((len(queue) for queue in queues), default=0) + 1):
+        found = list(dict.fromkeys(queue[-position] for queue in queues if len(queue) >= position))
+        first = next((operation for operation in found if operation.mask), found[0])
+        mask = 0
+        for operation in found:
+            mask |= operation.mask
+        unordered = [operation.kind for operation in found if operation.kind not in ("vmem", "store", "lds")]
+        dwords = [operation.lds_dwords for operation in found if operation.lds_dwords is not None]
+        kind = unordered[0] if unordered else first.kind
+        landed = np.concatenate(dwords) if dwords else None
+        merged.append(first if len(found) == 1 else Outstanding(mask, first.instruction, kind, landed))
+    return merged[::-1]
 
 
 def parse_waitcnt(text: str) -> tuple[int | None, int | None]:
