@@ -304,7 +304,7 @@ class SymmetricLayout:
         tiles, rows, two = self.max_tiles(MIN_TILE_M), self.max_rows, NUM_PARITIES
         # control, written by self
         yield "epoch", "u4", (1,), True  # of the last finished call
-        yield "exits", "u4", (2,), True  # workgroups that have left stage 1, stage 2
+        yield "exits", "u4", (1,), True  # workgroups that have left stage 2
         yield "errors", "u4", (NUM_ERROR_WORDS,), True
         yield "cursor", "u4", (two, self.shape.num_experts), True  # next row of mine for each expert
         yield "plan_flag", "u4", (two,), True  # epoch of the plan
@@ -330,7 +330,10 @@ class SymmetricLayout:
         yield "wire", "u1", (self.capacity, self.shape.top_k, self.wire_row_bytes), False
         # payload, written by self
         yield "hidden", "u1", (rows, self.shape.inter_dim), False
-        yield "hidden_row_scales", "u1", (rows, self.hidden_scales.row_bytes), False
+        scale_bytes = self.hidden_scales
+        # Padding bytes are loaded with their dword, and never selected.
+        padded = scale_bytes.row_bytes != scale_bytes.num_blocks
+        yield "hidden_row_scales", "u1", (rows, scale_bytes.row_bytes), padded
 
     @property
     def num_bytes(self) -> int:
