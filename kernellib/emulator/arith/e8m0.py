@@ -21,7 +21,8 @@ def decode(scale: Array) -> Array:
     >>> decode(np.uint8([127, 128, 0]))
     array([1.000000e+00, 2.000000e+00, 5.877472e-39], dtype=float32)
     """
-    value = np.ldexp(np.float32(1), scale.astype(np.int32) - BIAS)
+    with np.errstate(over="ignore"):  # 255 overflows, and is replaced
+        value = np.ldexp(np.float32(1), scale.astype(np.int32) - BIAS)
     return np.where(scale == NAN, np.float32(np.nan), value).astype(np.float32)
 
 

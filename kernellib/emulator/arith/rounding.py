@@ -49,7 +49,8 @@ def frexp_exponent(x: Array) -> Array:
     0 for zero, infinity and NaN (CDNA4 ISA, V_FREXP_EXP_I32_F32; the note names C's frexp for zero and
     denormals, whose significands are normalised).
     """
-    _, exponent = np.frexp(x.astype(np.float64) if x.dtype == np.float16 else x)
+    with np.errstate(all="ignore"):
+        _, exponent = np.frexp(x.astype(np.float64) if x.dtype == np.float16 else x)
     return np.where(np.isfinite(x), exponent, 0).astype(np.int32)
 
 

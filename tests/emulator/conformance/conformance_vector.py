@@ -1,0 +1,500 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds and checks vector ALU cases: every encoding and operand form of a mnemonic in one snippet.
+
+A signature is `"f32 f32 -> f32"`: source types, `->`, result types, in assembly order.  Extra source types:
+`mask` (a lane mask in the text), `vcc` (read but not in the text), `old:f32` (the destination's previous
+value, not in the text).  A result of type `mask` goes to vcc or an SGPR pair.  16-bit operands carry
+different test values in both halves of their register, so that picking the wrong half is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import conformance_reference as ref
+import numpy as np
+from conformance_harness import (
+    EXEC_WITH_HOLES,
+    FULL_EXEC,
+    HOLES,
+    LANES,
+    TYPES,
+    Case,
+    Expected,
+    Report,
+    compare,
+    from_registers,
+    rng_for,
+    run,
+    show,
+    sname,
+    test_values,
+    to_registers,
+    vname,
+)
+
+SOURCE_BASE = (8, 16, 24, 32)  # first VGPR of each source, room for 4 registers and more
+RESULT_BASE = 64
+SCALAR_SOURCE = 8  # s[8:9] holds the scalar operand, s[10:11] the mask operand, s[12:13] vcc
+MASK_SOURCE = 10
+MASK_RESULT = 20
+Reference = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class VectorCase(Case):
+    """A vector ALU row: `reference(*bits)` gives the result bits (a tuple when there are several results)."""
+
+    signature: str = ""
+    reference: Reference = field(default=lambda: 0)
+    encodings: tuple[str, ...] = ("vop3",)
+    high: str = "zero"  # upper half of the register after a 16-bit result: "zero", "keep" or "any"
+    count: int = 512
+    modifiers: bool = True  # whether neg/abs/clamp apply (float sources in VOP3)
+    scalar: bool = True  # whether SGPR and inline forms apply
+    suffix: str = ""  # modifiers that each line carries
+    mask_holes: bool = True  # whether bits of inactive lanes of a mask result are known (zero)
+    keep: Callable[..., bool] | None = None  # filter of the random inputs
+    literal_at: int | None = None  # this source is always a literal (v_fmamk, v_fmaak)
+
+    @property
+    def sources(self) -> list[str]:
+        """Source types."""
+        return self.signature.split("->")[0].split()
+
+    @property
+    def results(self) -> list[str]:
+        """Result types."""
+        return self.signature.split("->")[1].split()
+
+
+def row(
+    mnemonic: str,
+    signature: str,
+    reference: Reference,
+    encodings: str = "vop3",
+    checks: str = "",
+    **options: Any,
+) -> VectorCase:
+    """A short constructor; `encodings` is "e32 e64 sdwa dpp" or "vop3" (no suffix in the text)."""
+    return VectorCase(
+        mnemonic,
+        forms=tuple(encodings.split()),
+        checks=checks,
+        signature=signature,
+        reference=reference,
+        encodings=tuple(encodings.split()),
+        **options,
+    )
+
+
+@dataclass
+class Line:
+    """One instruction of the snippet with the values its sources have and where its results go."""
+
+    text: str
+    label: str
+    columns: list[list[int]]
+    registers: list[int]  # register of each result (VGPR index, or SGPR index of a mask)
+    place: Callable[[int, int], int] | None = (
+        None  # (result, previous register) -> register, for 16-bit results
+    )
+    checked: int = 0  # how many lanes are compared (the values are shuffled, so any prefix is a sample)
+
+
+SAMPLE = 2 * LANES  # lanes compared in the many operand forms; the plain forms compare all
+
+
+class Builder:
+    """Collects the lines of one case over shared source registers."""
+
+    def __init__(self, case: VectorCase, full_exec: bool = False) -> None:
+        self.case = case
+        self.rng = rng_for(case.mnemonic, case.signature, case.suffix)
+        self.exec_mask = FULL_EXEC if full_exec else EXEC_WITH_HOLES
+        self.waves = max(1, case.count // LANES)
+        self.num = self.waves * LANES
+        self.lines: list[Line] = []
+        self.next_vgpr, self.next_sgpr = RESULT_BASE, MASK_RESULT
+        self.kinds = [k.split(":")[-1] for k in case.sources if k not in ("mask", "vcc")]
+        self.columns = self._values()
+        self.high = self._values()  # what the upper halves of 16-bit operands hold
+        self.mask = self.rng.getrandbits(64)
+        self.vcc = self.rng.getrandbits(64)
+        self.old_column: list[int] | None = None
+        for index, kind in enumerate(case.sources):
+            if kind.startswith("old:"):
+                self.old_column = self.columns[self._value_index(index)]
+
+    def _values(self) -> list[list[int]]:
+        columns = test_values(self.kinds, self.rng, self.num)
+        while self.case.keep is not None:
+            bad = [i for i, values in enumerate(zip(*columns, strict=True)) if not self.case.keep(*values)]
+            if not bad:
+                break
+            fresh = test_values(self.kinds, self.rng, self.num)
+            for column, new in zip(columns, fresh, strict=True):
+                for i in bad:
+                    column[i] = new[i]
+        return columns
+
+    def _value_index(self, source: int) -> int:
+        return sum(k not in ("mask", "vcc") for k in self.case.sources[:source])
+
+    def source_columns(self) -> list[list[int]]:
+        """Values per source, masks included."""
+        out = []
+        for index, kind in enumerate(self.case.sources):
+            bits = self.mask if kind == "mask" else self.vcc
+            if kind in ("mask", "vcc"):
+                out.append([bits >> (i % LANES) & 1 for i in range(self.num)])
+            else:
+                out.append(self.columns[self._value_index(index)])
+        return out
+
+    def high_column(self, source: int) -> list[int]:
+        """Values in the upper halves of a 16-bit source."""
+        return self.high[self._value_index(source)]
+
+    def register_of(self, source: int) -> str:
+        """Name of the VGPR (pair) of a source."""
+        kind = self.case.sources[source]
+        return vname(SOURCE_BASE[self._value_index(source)], TYPES[kind].registers)
+
+    def emit(
+        self,
+        encoding: str,
+        label: str,
+        names: dict[int, str] | None = None,
+        columns: dict[int, list[int]] | None = None,
+        suffix: str = "",
+        place: Callable[[int, int], int] | None = None,
+    ) -> None:
+        """Add a line; `names` and `columns` replace operands (by source index)."""
+        case = self.case
+        names, columns = names or {}, columns or {}
+        base = case.mnemonic + ("" if encoding == "vop3" else f"_{encoding}")
+        uses_vcc = encoding in ("e32", "sdwa", "dpp")
+        operands, registers, after = [], [], ""
+        for kind in case.results:
+            if kind == "mask":
+                registers.append(self.next_sgpr)
+                pair = sname(self.next_sgpr, 2)
+                operands.append("vcc" if uses_vcc else pair)
+                after += f"s_nop 4\ns_mov_b64 {pair}, vcc\n" if uses_vcc else ""
+                self.next_sgpr += 2
+            else:
+                width = TYPES[kind].registers
+                self.next_vgpr += self.next_vgpr % 2 if width > 1 else 0
+                registers.append(self.next_vgpr)
+                operands.append(vname(self.next_vgpr, width))
+                self.next_vgpr += width
+        before = ""
+        for index, kind in enumerate(case.sources):
+            if kind == "mask":
+                before = f"s_mov_b64 vcc, {sname(MASK_SOURCE, 2)}\ns_nop 4\n" if uses_vcc else before
+                operands.append("vcc" if uses_vcc else sname(MASK_SOURCE, 2))
+            elif kind == "vcc":
+                before = f"s_mov_b64 vcc, {sname(12, 2)}\ns_nop 4\n"
+            elif not kind.startswith("old:"):
+                operands.append(names.get(index, self.register_of(index)))
+        tail = " ".join(s for s in (case.suffix, suffix) if s)
+        text = f"{before}{base} {', '.join(operands)}{' ' + tail if tail else ''}\n{after}s_nop 4"
+        values = [columns.get(i, c) for i, c in enumerate(self.source_columns())]
+        checked = self.num if label in ("vgprs", "both") else min(SAMPLE, self.num)
+        self.lines.append(Line(text, f"{base} {label}".strip(), values, registers, place, checked))
+
+    # -- execution ------------------------------------------------------------
+    def _state(self) -> dict[str, Any]:
+        vgprs: dict[int, Any] = {}
+        for index, kind in enumerate(self.kinds):
+            column = self.columns[index]
+            if TYPES[kind].bits == 16:
+                column = [lo | hi << 16 for lo, hi in zip(column, self.high[index], strict=True)]
+            for i, array in enumerate(to_registers(column, TYPES[kind].registers, self.waves)):
+                vgprs[SOURCE_BASE[index] + i] = array
+        poison = np.arange(self.num, dtype=np.uint32).reshape(self.waves, LANES)
+        for index in range(RESULT_BASE, self.next_vgpr):
+            vgprs[index] = poison * np.uint32(0x01010101) + np.uint32(0xA5C3_0000 + index)
+        if self.old_column is not None:
+            width = TYPES[self.case.results[0]].registers
+            arrays = to_registers(self.old_column, width, self.waves)
+            for line in self.lines:
+                for i, array in enumerate(arrays):
+                    vgprs[line.registers[0] + i] = array.copy()
+        self.initial = {k: np.array(v, dtype=np.uint32) for k, v in vgprs.items()}
+        scalar = self.columns[0][self.num // 3] if self.columns else 0
+        sgprs = {SCALAR_SOURCE: scalar & ref.M32, SCALAR_SOURCE + 1: scalar >> 32 & ref.M32}
+        sgprs |= {MASK_SOURCE: self.mask & ref.M32, MASK_SOURCE + 1: self.mask >> 32}
+        sgprs |= {12: self.vcc & ref.M32, 13: self.vcc >> 32}
+        return {"vgprs": vgprs, "sgprs": sgprs, "exec_mask": self.exec_mask, "num_waves": self.waves}
+
+    def scalar_value(self, source: int) -> list[int]:
+        """What every lane sees when a source is the SGPR (pair) at SCALAR_SOURCE."""
+        bits = TYPES[self.case.sources[source]].bits
+        return [self.columns[0][self.num // 3] & ((1 << bits) - 1)] * self.num
+
+    def execute(self) -> None:
+        """Run all lines and compare every lane."""
+        state = self._state()
+        result = run("\n".join(line.text for line in self.lines), **state)
+        report = Report(self.case.mnemonic)
+        active = [self.exec_mask >> (i % LANES) & 1 for i in range(self.num)]
+        for line in self.lines:
+            rows = [*zip(*line.columns, strict=True)][: line.checked]
+            wanted: list[Any] = [
+                self.case.reference(*values) if on else None for values, on in zip(rows, active, strict=False)
+            ]
+            for position, kind in enumerate(self.case.results):
+                want = [w[position] if isinstance(w, tuple) else w for w in wanted]
+                if kind == "mask":
+                    self._check_mask(result, line, line.registers[position], want, report)
+                else:
+                    self._check_lanes(result, line, line.registers[position], kind, want, report)
+        report.finish()
+
+    def _check_mask(self, result: Any, line: Line, index: int, want: list[Any], report: Report) -> None:
+        halves = [
+            np.broadcast_to(np.asarray(result.sgpr(index + i)).reshape(-1), (self.waves,)) for i in (0, 1)
+        ]
+        for i, expected in enumerate(want):
+            wave, lane = divmod(i, LANES)
+            got = int(halves[lane // 32][wave]) >> (lane % 32) & 1
+            if expected is None and not self.case.mask_holes:
+                continue
+            report.check(
+                got == (expected or 0),
+                lambda i=i, got=got, e=expected: (
+                    f"{line.label}: lane {i} {self._inputs(line, i)} gave {got}, want {e}"
+                ),
+            )
+
+    def _check_lanes(
+        self, result: Any, line: Line, index: int, kind: str, want: list[Any], report: Report
+    ) -> None:
+        t = TYPES[kind]
+        got = from_registers([result.vgpr(index + i) for i in range(t.registers)])
+        before = from_registers([self.initial[index + i] for i in range(t.registers)])
+        for i, expected in enumerate(want):
+            good = (
+                got[i] == before[i]
+                if expected is None
+                else self._matches(t, line, got[i], expected, before[i])
+            )
+            report.check(
+                good,
+                lambda i=i, e=expected: (
+                    f"{line.label}: lane {i} {self._inputs(line, i)} gave {got[i]:#x}, want "
+                    f"{show(before[i]) + ' (inactive lane)' if e is None else show(0, e)}"
+                ),
+            )
+
+    def _matches(self, t: Any, line: Line, got: int, expected: Expected, before: int) -> bool:
+        if line.place is not None:
+            if isinstance(expected, int) and not (t.fmt and ref.is_nan(t.fmt, expected)):
+                return got == line.place(expected, before)
+            return any(  # a NaN or an inexact result: find which half it went to by trying
+                got == line.place(half, before) and compare(t.fmt, half, expected)
+                for half in (got & 0xFFFF, got >> 16)
+            )
+        if t.bits == 16:
+            upper = {"zero": 0, "keep": before >> 16, "any": got >> 16}[self.case.high]
+            return got >> 16 == upper and compare(t.fmt, got & 0xFFFF, expected)
+        return compare(t.fmt, got, expected)
+
+    def _inputs(self, line: Line, i: int) -> str:
+        return "(" + ", ".join(f"{c[i]:#x}" for c in line.columns) + ")"
+
+
+INLINE_FLOATS = {"0.5": 0.5, "-2.0": -2.0}
+
+
+def constant(kind: str, text: str) -> int:
+    """Bits of an inline constant as an operand of a type sees it."""
+    t = TYPES[kind]
+    if text in INLINE_FLOATS:
+        fmt = t.fmt or {16: ref.F16, 32: ref.F32, 64: ref.F64}[t.bits]
+        return ref.encode(fmt, ref.decode(ref.F64, ref.f64_bits(INLINE_FLOATS[text])))
+    return int(text) & ((1 << t.bits) - 1)
+
+
+def _text_sources(case: VectorCase) -> list[int]:
+    return [i for i, k in enumerate(case.sources) if k not in ("mask", "vcc") and not k.startswith("old:")]
+
+
+def _scalar_forms(build: Builder, encoding: str, sources: list[int]) -> None:
+    """SGPR, inline constants and a literal, in each position that the encoding allows."""
+    case = build.case
+    has_mask = "mask" in case.sources or "vcc" in case.sources
+    places = sources[:1] if encoding == "e32" else sources
+    for index in places:
+        kind = case.sources[index]
+        t = TYPES[kind]
+        if kind.startswith("pk_") or t.bits not in (16, 32, 64):
+            continue
+        if not has_mask:
+            name = sname(SCALAR_SOURCE, t.registers)
+            build.emit(encoding, f"sgpr src{index}", {index: name}, {index: build.scalar_value(index)})
+        texts = ["0.5", "-2.0", "-16"] if t.fmt else ["64", "-1"] + (["0.5"] if t.bits == 32 else [])
+        for text in texts:
+            values = [constant(kind, text)] * build.num
+            build.emit(encoding, f"inline {text} src{index}", {index: text}, {index: values})
+        if encoding == "e32" and t.bits == 32 and not has_mask:
+            literal = 0x3FB8AA3B if t.fmt else 0x89ABCDEF
+            build.emit(encoding, "literal", {index: hex(literal)}, {index: [literal] * build.num})
+
+
+def _modifier_forms(build: Builder, encoding: str, sources: list[int]) -> None:
+    """neg and abs on float sources, op_sel on 16-bit operands, clamp on a float result."""
+    case = build.case
+    floats = [i for i in sources if TYPES[case.sources[i]].fmt is not None]
+    for choice in ("neg", "abs", "both"):
+        names, columns = {}, {}
+        for order, index in enumerate(floats):
+            sign = 1 << (TYPES[case.sources[index]].bits - 1)
+            how = {"neg": "neg", "abs": "abs", "both": ("both", "neg", "abs")[order % 3]}[choice]
+            register, column = build.register_of(index), build.source_columns()[index]
+            if how != "neg":
+                column = [v & ~sign for v in column]
+            if how != "abs":
+                column = [v ^ sign for v in column]
+            names[index] = {"neg": f"-{register}", "abs": f"|{register}|", "both": f"-|{register}|"}[how]
+            columns[index] = column
+        if floats:
+            build.emit(encoding, choice, names, columns)
+
+
+def _op_sel_forms(build: Builder, encoding: str, sources: list[int]) -> None:
+    """VOP3 op_sel on 16-bit operands: upper halves as sources, upper half as destination."""
+    case = build.case
+    if TYPES[case.results[0]].bits != 16 or any(TYPES[case.sources[i]].bits != 16 for i in sources):
+        return
+    ones = ",".join("1" for _ in sources)
+    columns = {i: build.high_column(i) for i in sources}
+    build.emit(
+        encoding,
+        "op_sel all high",
+        columns=columns,
+        suffix=f"op_sel:[{ones},1]",
+        place=lambda result, before: result << 16 | before & 0xFFFF,
+    )
+    first = ",".join("1" if n == 0 else "0" for n in range(len(sources)))
+    build.emit(
+        encoding,
+        "op_sel src0 high, dst high",
+        columns={sources[0]: columns[sources[0]]},
+        suffix=f"op_sel:[{first},1]",
+        place=lambda result, before: result << 16 | before & 0xFFFF,
+    )
+
+
+def _select(values: list[int], high: list[int], bits: int, sel: str, sext: bool) -> list[int]:
+    """SDWA source selection on register contents."""
+    out = []
+    for lo, hi in zip(values, high, strict=True):
+        register = lo | hi << 16 if bits == 16 else lo
+        if sel == "DWORD":
+            out.append(register & ((1 << bits) - 1))
+            continue
+        width = 16 if sel.startswith("WORD") else 8
+        part = register >> (width * int(sel[-1])) & ((1 << width) - 1)
+        out.append(ref.sx(part, width) & ((1 << bits) - 1) if sext else part)
+    return out
+
+
+SDWA_FORMS = (
+    # source selects, sext, destination select, what happens to the rest
+    (("WORD_1", "BYTE_2"), False, "DWORD", "UNUSED_PAD"),
+    (("BYTE_3", "WORD_0"), True, "WORD_1", "UNUSED_PRESERVE"),
+    (("BYTE_1", "WORD_1"), False, "WORD_1", "UNUSED_PAD"),
+    (("WORD_0", "BYTE_0"), False, "WORD_0", "UNUSED_SEXT"),
+)
+
+
+def _place_sdwa(dst: str, unused: str) -> Callable[[int, int], int] | None:
+    if dst == "DWORD":
+        return None
+    shift = 16 * int(dst[-1])
+
+    def place(result: int, before: int) -> int:
+        part = result & 0xFFFF
+        if unused == "UNUSED_PRESERVE":
+            return before & ~(0xFFFF << shift) | part << shift
+        if unused == "UNUSED_SEXT" and shift == 0:
+            return ref.sx(part, 16) & ref.M32
+        return part << shift
+
+    return place
+
+
+def _sdwa_forms(build: Builder, sources: list[int]) -> None:
+    case = build.case
+    result = case.results[0]
+    for selects, sext, dst, unused in SDWA_FORMS:
+        names, columns, words = {}, {}, []
+        if result in ("mask", "f32") and dst != "DWORD":
+            continue  # half of an f32 result is of no use
+        for order, index in enumerate(sources):
+            t = TYPES[case.sources[index]]
+            sel, extend = selects[order % 2], sext
+            if t.fmt is not None:  # float operands: whole words only, no sign extension
+                sel, extend = (
+                    ("DWORD" if t.bits == 32 else sel.replace("BYTE_3", "WORD_1").replace("BYTE", "WORD")),
+                    False,
+                )
+                sel = "WORD_0" if sel in ("WORD_2", "WORD_3") else sel
+            high = build.high_column(index)
+            columns[index] = _select(build.source_columns()[index], high, t.bits, sel, extend)
+            if extend:
+                names[index] = f"sext({build.register_of(index)})"
+            words.append(f"src{order}_sel:{sel}")
+        if result == "mask":
+            build.emit("sdwa", " ".join(words), names, columns, suffix=" ".join(words))
+            continue
+        text = f"dst_sel:{dst} dst_unused:{unused} {' '.join(words)}"
+        place = _place_sdwa(dst, unused)
+        if TYPES[result].bits == 16 and dst == "DWORD":
+            place = lambda value, before: value  # noqa: E731  the 16-bit result, zero extended
+        build.emit("sdwa", text, names, columns, suffix=text, place=place)
+
+
+DPP_FORMS: tuple[tuple[str, Callable[[int], int]], ...] = (
+    ("quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf", lambda n: n ^ 1),
+    ("row_ror:3 row_mask:0xf bank_mask:0xf", lambda n: (n & 0x30) | (n - 3) % 16),
+)
+
+
+def _dpp_forms(build: Builder, sources: list[int]) -> None:
+    column = build.source_columns()[sources[0]]
+    for text, lane_of in DPP_FORMS:
+        moved = [column[i // LANES * LANES + lane_of(i % LANES)] for i in range(build.num)]
+        build.emit("dpp", text.split()[0], columns={sources[0]: moved}, suffix=text)
+
+
+def check_vector_case(case: VectorCase) -> None:
+    """Run a vector case in all its forms (DPP forms in a run with a full exec mask)."""
+    build, sources = Builder(case), _text_sources(case)
+    for encoding in case.encodings:
+        if encoding == "sdwa":
+            _sdwa_forms(build, sources)
+        elif case.literal_at is not None:
+            for value in (0x3FB8AA3B, 0xC0490FDB, 0x00000003):
+                at = case.literal_at
+                build.emit(encoding, f"literal {value:#x}", {at: hex(value)}, {at: [value] * build.num})
+        elif encoding != "dpp":
+            build.emit(encoding, "vgprs")
+            if case.scalar:
+                _scalar_forms(build, encoding, sources)
+            if encoding in ("e64", "vop3") and case.modifiers:
+                _modifier_forms(build, encoding, sources)
+                _op_sel_forms(build, encoding, sources)
+    build.execute()
+    if "dpp" in case.encodings:
+        build = Builder(case, full_exec=True)
+        _dpp_forms(build, sources)
+        build.execute()
+
+
+__all__ = ["HOLES", "Builder", "VectorCase", "check_vector_case", "constant", "row"]
