@@ -65,10 +65,14 @@ def build_kernarg(
         raise LaunchArgumentError(f"kernel {kernel.name} wants {len(wanted)} arguments, got {len(args)}")
     if size > MAX_SEGMENT_BYTES:
         raise LaunchArgumentError(f"kernel {kernel.name} asks for {size} bytes of arguments")
-    segment = bytearray(max(size, 16))
+    size = max(size, 16)
+    # The segment is 16-byte aligned, so LLVM may widen the load of its last three dwords to four: there is
+    # memory up to the next multiple of 16, with whatever it holds.
+    segment = bytearray([0xA5]) * (-(-size // 16) * 16)
+    segment[:size] = bytes(size)
     for position, (entry, value) in enumerate(zip(wanted, args, strict=True)):
         offset, length = int(entry[".offset"]), int(entry[".size"])
-        if offset < 0 or length <= 0 or offset + length > len(segment):
+        if offset < 0 or length <= 0 or offset + length > size:
             raise LaunchArgumentError(f"argument {position} of {kernel.name} lies outside its segment")
         segment[offset : offset + length] = pack_value(value, length, position)
     for entry in kernel.metadata.get(".args") or []:
@@ -76,7 +80,7 @@ def build_kernarg(
         if kind.startswith("hidden_"):
             value = hidden_value(kind, grid, block, dynamic_lds_bytes)
             offset, length = int(entry[".offset"]), int(entry[".size"])
-            if offset + length > len(segment):
+            if offset + length > size:
                 raise LaunchArgumentError(f"{kind} of {kernel.name} lies outside its segment")
             segment[offset : offset + length] = (value & ((1 << 8 * length) - 1)).to_bytes(length, "little")
     return segment

@@ -438,7 +438,7 @@ def _fast_step(definition: AluDef, slots: list[int], writer: Writer, general: St
         def step1(g: WaveGroup) -> None:
             if g.fast:
                 views = g.views
-                function(views[a], views[out])
+                function(views[a], out=views[out])
             else:
                 general(g)
 
@@ -449,7 +449,7 @@ def _fast_step(definition: AluDef, slots: list[int], writer: Writer, general: St
         def step2(g: WaveGroup) -> None:
             if g.fast:
                 views = g.views
-                function(views[a], views[b], views[out])
+                function(views[a], views[b], out=views[out])
             else:
                 general(g)
 
