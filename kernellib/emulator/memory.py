@@ -172,14 +172,29 @@ class MemoryMap:
                     found.append(item)
             return found
 
-    def find(self, low: int, high: int) -> Allocation | None:
-        """The live allocation that holds [low, high) whole; looks for new tensors when none is known."""
+    def find(self, low: int, high: int, otherwise: Callable[[], bool] | None = None) -> Allocation | None:
+        """The live allocation that holds [low, high) whole; looks for new tensors when none is known, unless
+        ``otherwise`` says that the addresses in question lie in several known ones."""
         allocation = self._find_known(low, high)
+        if allocation is None and otherwise is not None and otherwise():
+            return None
         for scan in (self.scan_tensors, self.scan_arrays):
             if allocation is None:
                 scan()
                 allocation = self._find_known(low, high)
         return allocation
+
+    def covers(self, low: Array, size: int) -> bool:
+        """Whether each [low, low + size) lies whole in a known allocation; looks for no new ones."""
+        with self._lock:
+            places = np.searchsorted(np.array(self._bases, np.int64), low, side="right") - 1
+            for place in np.unique(places):
+                if place < 0:
+                    return False
+                item = self._items[place]
+                if not item.alive() or int(low[places == place].max()) + size > item.end:
+                    return False
+        return True
 
     def _find_known(self, low: int, high: int) -> Allocation | None:
         with self._lock:

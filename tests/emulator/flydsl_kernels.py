@@ -241,3 +241,21 @@ def ring():
         kernel(data, peer, peer_flag, inbox, flag, out).launch(grid=(1,), block=(128,))
 
     return run
+
+
+@functools.cache
+def count_at_peers():
+    """Lane i adds lane + 1 to the counter at peers[i % n]; out[lane] is what was there."""
+
+    @flyc.kernel(name="test_count_at_peers")
+    def kernel(peers: fx.Int64, out: fx.Int64, n: fx.Int32):
+        lane = fx.thread_idx.x
+        counter = gp(gp(peers, fx.Int64)[lane % n], fx.Int32)
+        before = fx.atomic_add(counter, lane + 1, ordering=ORDER.Monotonic, syncscope=SYSTEM)
+        gp(out, fx.Int32)[lane] = before
+
+    @flyc.jit
+    def run(peers: fx.Int64, out: fx.Int64, n: fx.Int32):
+        kernel(peers, out, n).launch(grid=(1,), block=(64,))
+
+    return run

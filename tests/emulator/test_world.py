@@ -77,3 +77,19 @@ def test_an_error_in_one_rank_stops_the_others() -> None:
         assert world.run(lambda rank: rank.index) == [0, 1]
         with pytest.raises(emulator.SessionError):
             session.create_world(0)
+
+
+def test_one_atomic_instruction_reaches_counters_of_several_ranks() -> None:
+    num_ranks = 3
+    with emulator.emulated() as session:
+        counters = session.create_world(num_ranks).allocate((1,), torch.int32, 5)
+        peers = torch.tensor([counter.data_ptr() for counter in counters])
+        out = torch.full((64,), -1, dtype=torch.int32)
+        session.register(peers)
+        session.register(out)
+        kernels.count_at_peers()(peers.data_ptr(), out.data_ptr(), num_ranks)
+    for rank, counter in enumerate(counters):
+        added = torch.arange(rank, 64, num_ranks, dtype=torch.int32) + 1
+        assert counter.item() == 5 + int(added.sum())
+        before = 5 + torch.cat([torch.zeros(1, dtype=torch.int32), torch.cumsum(added, 0)[:-1]])
+        assert out[rank::num_ranks].tolist() == before.tolist()

@@ -77,7 +77,7 @@ class Resolver:
         last = self.last
         if last is not None and self.epoch == g.cohort.epoch and last.base <= low and high <= last.end:
             return last
-        found = memory.find(low, high)
+        found = memory.find(low, high, lambda: memory.covers(addresses.reshape(-1), size))
         if found is not None:
             if self.verb == "store" and not found.writable:
                 raise OutOfBoundsError(
@@ -86,6 +86,8 @@ class Resolver:
             self.last, self.epoch = found, g.cohort.epoch
             return found
         flat = addresses.reshape(-1)
+        if memory.covers(flat, size):
+            return None
         for position in np.argsort(flat, kind="stable"):
             address = int(flat[position])
             if memory.find(address, address + size) is None:

@@ -291,18 +291,34 @@ def _atomic(plan: MemoryPlan, addresses: Fetch, issue: Callable[[WaveGroup], Non
             raise out_of_alignment(g, inst, int(flat[bad]), size, bad, waves, lanes)
         allocation = resolver.resolve(g, address, waves, lanes)
         g.cohort.count("global", "atomic", inst.mnemonic, size, address, g)
-        if allocation is None:
-            raise OutOfBoundsError(
-                "one atomic instruction addresses several allocations",
-                g.cohort.location(g, inst, 0, None, None),
-            )
         operands = source.read(g, waves, lanes)
-        old = combine_atomic(definition, allocation, flat - allocation.base, operands)
+        if allocation is None:
+            old = _combine_scattered(g, definition, flat, operands, size)
+        else:
+            old = combine_atomic(definition, allocation, flat - allocation.base, operands)
         g.cohort.launch.stores += 1
         if sink is not None:
             sink.write(g, [old if waves is not None else old.reshape(address.shape)], waves, lanes)
 
     return step
+
+
+def _combine_scattered(
+    g: WaveGroup, definition: MemoryDef, flat: Array, operands: list[Array], size: int
+) -> Array:
+    """An atomic whose lanes address several allocations, as counters of several ranks: one at a time."""
+    result = np.zeros(flat.shape, f"u{size}")
+    todo = np.ones(flat.shape, np.bool_)
+    while todo.any():
+        first = int(flat[todo][0])
+        allocation = g.cohort.memory.find(first, first + size)
+        assert allocation is not None, "Resolver has checked every address"
+        inside = todo & (flat >= allocation.base) & (flat + size <= allocation.end)
+        result[inside] = combine_atomic(
+            definition, allocation, flat[inside] - allocation.base, [operand[inside] for operand in operands]
+        )
+        todo &= ~inside
+    return result
 
 
 def out_of_alignment(
