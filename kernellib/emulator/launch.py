@@ -197,7 +197,9 @@ class Launch:
                 )
             elif name == "private_segment_size":
                 scalar[:, position] = self.scratch_bytes
-            elif name in ("dispatch_id", "flat_scratch_init"):
+            elif name in ("queue_ptr", "dispatch_id", "flat_scratch_init"):
+                # LLVM asks for all of these where it cannot tell what a kernel needs (direct-to-LDS loads, for
+                # one).  There is no queue: its pointer is null, and a load from it an out-of-bounds finding.
                 scalar[:, position : position + count] = 0
             else:
                 raise LaunchArgumentError(f"kernel {self.kernel.name} asks for {name}, which is not emulated")
