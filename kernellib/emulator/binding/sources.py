@@ -185,17 +185,18 @@ def with_sign(fetch: Fetch, operand_type: OperandType, neg: bool, absolute: bool
     """Apply |x| and -x to the sign bit: exact for NaN payloads and zeros too."""
     if not (neg or absolute):
         return fetch
+    return lambda g: signed(fetch(g), operand_type, neg, absolute)
+
+
+def signed(value: Array, operand_type: OperandType, neg: bool, absolute: bool) -> Array:
+    """`with_sign` of an array."""
     dtype = operand_type.dtype
     unsigned = np.dtype(f"u{dtype.itemsize}")
     sign = unsigned.type(1 << (8 * dtype.itemsize - 1))
-
-    def modified(g: WaveGroup) -> Array:
-        bits = fetch(g).view(unsigned)
-        if absolute:
-            bits = bits & ~sign
-        if neg:
-            bits = bits ^ sign
-        result: Array = bits.view(dtype)
-        return result
-
-    return modified
+    bits = value.view(unsigned)
+    if absolute:
+        bits = bits & ~sign
+    if neg:
+        bits = bits ^ sign
+    result: Array = bits.view(dtype)
+    return result

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Program control: branches, waits, barriers, hints, mode register (SOPP and the control part of SOP1/SOPK).
-"""
+"""Program control: branches, waits, barriers, hints, mode register (SOPP, and parts of SOP1 and SOPK)."""
 
 from __future__ import annotations
 

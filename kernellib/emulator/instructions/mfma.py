@@ -160,8 +160,8 @@ for _text in ("16x16x128", "32x32x64"):
         ignores_exec=True, cross_lane=True, kind="mfma", flops=_size.flops,
     )  # fmt: skip
     define_vector(
-        f"v_mfma_scale_f32_{_text}_f8f6f4", f"b32x*, b32x*, {_output}, b32, b32 -> {_output}", _scaled(_size),
-        ignores_exec=True, cross_lane=True, kind="mfma", flops=_size.flops,
+        f"v_mfma_scale_f32_{_text}_f8f6f4", f"b32x*, b32x*, {_output}, scale, scale -> {_output}",
+        _scaled(_size), ignores_exec=True, cross_lane=True, kind="mfma", flops=_size.flops,
     )  # fmt: skip
 
 

@@ -31,6 +31,8 @@ pk_u16 pk_i16       on arrays [2, n, 64] (index 0 = low half) after op_sel, op_s
 pk_f32 pk_b32       VOP3P on register pairs, [2, n, 64], likewise
 mix                 v_fma_mix* source: f32, or a half of a register (f16) widened to float32
 mask                lane mask (vcc or an SGPR pair), bool [n, 64].  A result mask is ANDed with exec
+scale               E8M0 scales of v_mfma_scale, four bytes per lane as uint32; an SGPR or a constant gives
+                    its bits 30:23 in every byte
 vcc                 like `mask`, but implicit: not written in the text (v_div_fmas_f32)
 s.u32, s.b64 ...    wave-uniform operand, shape [n, 1] (SGPR or constant), or a result to an SGPR
 uimm, simm          an immediate in the text, given to the function as a Python int
@@ -102,11 +104,23 @@ _BASE_DTYPES: dict[str, np.dtype[Any]] = {
         "b64": np.uint64, "u64": np.uint64, "i64": np.int64, "f64": np.float64,
     }.items()
 }  # fmt: skip
-_SPECIAL_BASES = {"mask": "b64", "vcc": "b64", "exec": "b64", "scc": "b8", "mix": "f32"}
+_SPECIAL_BASES = {"mask": "b64", "vcc": "b64", "exec": "b64", "scc": "b8", "mix": "f32", "scale": "b32"}
 FLOAT_BASES = frozenset({"f16", "bf16", "f32", "f64"})
 
 TypeForm = Literal[
-    "lane", "multi", "packed16", "packed32", "mix", "mask", "vcc", "scalar", "imm", "old", "exec", "scc"
+    "lane",
+    "multi",
+    "packed16",
+    "packed32",
+    "mix",
+    "mask",
+    "vcc",
+    "scalar",
+    "imm",
+    "old",
+    "exec",
+    "scc",
+    "scale",
 ]
 
 
