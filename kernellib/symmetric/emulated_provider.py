@@ -67,6 +67,9 @@ class EmulatedProvider:
     def free(self, memory: torch.Tensor) -> None:
         """The tensor's owner lets go of it; a kernel that still uses it is told so by the emulator."""
 
+    def expose(self, tensor: torch.Tensor) -> None:
+        self._world.session.register(tensor)  # otherwise the emulator searches the heap for its owner
+
     def gather(self, value: object) -> list[Any]:
         self._board.values[self.rank] = value
         self._world.barrier()

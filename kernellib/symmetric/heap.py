@@ -64,6 +64,9 @@ class Provider(Protocol):
     def free(self, memory: torch.Tensor) -> None:
         """Collective: gives memory of ``allocate`` back."""
 
+    def expose(self, tensor: torch.Tensor) -> None:
+        """Tells that this rank's kernels may be given the tensor's address. Not collective."""
+
     def gather(self, value: object) -> list[Any]:
         """Collective: every rank's value, by rank. Uses the host only, so that it may run while a stream is
         being captured."""
@@ -144,6 +147,11 @@ class SymmetricHeap:
         return self._provider.name
 
     @property
+    def num_exchanges(self) -> int:
+        """Meetings so far: the same number on every rank, so that it names what was made at one."""
+        return self._num_exchanges
+
+    @property
     def closed(self) -> bool:
         return self._closed
 
@@ -191,6 +199,7 @@ class SymmetricHeap:
         problem = f"cannot address the memory of ranks {unreachable}" if unreachable else None
         self._raise_for_any(name, self.exchange(f"addressed {name}", problem))
         peers = torch.tensor(addresses, dtype=torch.int64).to(self.device)
+        self.expose(peers)
         region = SymmetricRegion(name, memory, peers)
         self._regions.append(region)
         return region
@@ -219,6 +228,10 @@ class SymmetricHeap:
         self.barrier()
         self._regions.remove(region)
         self._provider.free(region.memory)
+
+    def expose(self, tensor: torch.Tensor) -> None:
+        """Tells that this rank's kernels may be given the tensor's address. Not collective."""
+        self._provider.expose(tensor)
 
     def barrier(self) -> None:
         """Collective: returns when every rank is here and has finished its earlier launches."""

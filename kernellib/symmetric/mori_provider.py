@@ -98,6 +98,9 @@ class MoriProvider:
         self._synchronize()
         self._shmem.shmem_free(ptr=memory.data_ptr())
 
+    def expose(self, tensor: torch.Tensor) -> None:
+        """A GPU's kernels reach all of its memory."""
+
     def gather(self, value: object) -> list[Any]:
         found: list[Any] = [None] * self.num_ranks
         dist.all_gather_object(found, value, group=self._host_group)

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels compiled once for each variant and target, and launched on this rank's stream."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import flydsl.expr as fx
+import torch
+from flydsl.compiler.jit_function import _build_call_state
+
+# By launcher, not by the kernel's name: a reloaded module's launcher is another, and compiles again.
+_compiled: dict[tuple[Any, str], Callable[[tuple[Any, ...]], Any]] = {}
+_lock = threading.Lock()
+
+
+def launch(target: str, launcher: Any, arguments: tuple[Any, ...], device: torch.device) -> None:
+    """Launches a kernel on the device's current stream; the first time it is traced and compiled.
+
+    Args:
+        target: "mi355x" or "emulator"; compiled kernels are not shared between them.
+        launcher: the FlyDSL launcher, whose last parameter is the stream.
+        arguments: the others.
+        device: of the tensors.
+    """
+    if device.type != "cuda":
+        _call(target, launcher, (*arguments, fx.Stream(None)))
+        return
+    with torch.cuda.device(device):
+        stream = fx.Stream(torch.cuda.current_stream().cuda_stream)
+        _call(target, launcher, (*arguments, stream))
+
+
+def _call(target: str, launcher: Any, arguments: tuple[Any, ...]) -> None:
+    run = _compiled.get((launcher, target))
+    if run is None:
+        with _lock:
+            run = _compiled.get((launcher, target)) or _compile(launcher, arguments)
+            _compiled[launcher, target] = run
+    run(arguments)  # outside the lock: on the emulator it returns only when the other ranks launch, too
+
+
+def _compile(launcher: Any, arguments: tuple[Any, ...]) -> Callable[[tuple[Any, ...]], Any]:
+    """``flyc.compile`` without the launch that it makes: that would wait for ranks that wait for the lock."""
+    launcher._compile_only(*arguments)
+    _, artifact = launcher._last_compiled
+    state: Callable[[tuple[Any, ...]], Any] = _build_call_state(launcher._sig, arguments, artifact)
+    return state
