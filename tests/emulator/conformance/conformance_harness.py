@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import importlib
 import random
+import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -23,6 +25,7 @@ import conformance_reference as ref
 import numpy as np
 
 from kernellib.emulator.instructions import REGISTRY
+from kernellib.emulator.instructions.registry import split_mnemonic
 from kernellib.emulator.memory import MemoryMap
 from kernellib.emulator.snippet import run_snippet
 
@@ -299,8 +302,82 @@ class Report:
         assert not self.problems, f"{self.title} (seed {SEED}): {len(self.problems)} mismatches\n  {shown}"
 
 
-def run(text: str, **state: Any) -> Any:
-    """Run a snippet; a separate function so that every test goes through one place."""
+@dataclass
+class Record:
+    """What the tests of this process have executed.
+
+    `lanes`: per mnemonic and encoding, how many lanes (scalar instructions: waves) computed a value in a test
+    that is about that mnemonic; `forms`: which operand forms they had (see `forms_of_line`).
+    """
+
+    subjects: frozenset[str] = frozenset()
+    lines: set[str] = field(default_factory=set)
+    unassembled: set[str] = field(default_factory=set)
+    lanes: Counter[str] = field(default_factory=Counter)
+    encodings: dict[str, set[str]] = field(default_factory=dict)
+    forms: dict[str, set[str]] = field(default_factory=dict)
+
+    def add(self, text: str, num_lanes: int, num_waves: int, assembles: bool) -> None:
+        """Enter the lines of a snippet."""
+        for line in (part.strip() for part in text.split("\n")):
+            self.lines.add(line)
+            if not assembles:
+                self.unassembled.add(line)
+            written = line.split(" ")[0]
+            mnemonic, encoding = split_mnemonic(written)
+            if written in REGISTRY:
+                mnemonic, encoding = written, ""
+            if mnemonic in self.subjects:
+                self.lanes[mnemonic] += num_waves if mnemonic.startswith("s_") else num_lanes
+                self.encodings.setdefault(mnemonic, set()).add(encoding or "plain")
+                self.forms.setdefault(mnemonic, set()).update(forms_of_line(line))
+
+
+RECORD = Record()
+_MODIFIER_FORMS = re.compile(
+    r"(?:^|\s)(op_sel_hi|op_sel|neg_lo|neg_hi|clamp|mul:\d|div:2|sc0|sc1|nt|offen|idxen|lds|offset[01]?:\S+|cbsz"
+    r"|blgp|abid|bitop3|quad_perm|row_\w+|wave_\w+|dst_sel|src\d_sel|byte_sel|bound_ctrl:\d|row_mask|bank_mask)\b"
+)
+_RENAMED = {"mul": "omod", "div": "omod", "dst_sel": "dst_sel", "offset0": "offset", "offset1": "offset"}
+_CONSTANT = re.compile(r"-?(?:0x[0-9a-f]+|\d+(?:\.\d+)?)")
+
+
+def forms_of_line(line: str) -> set[str]:
+    """Names of the operand forms of an instruction line, for the document."""
+    found = set()
+    operands, _, _ = line.partition(" ;")
+    for name in _MODIFIER_FORMS.findall(line):
+        stem = name.split(":")[0]
+        found.add(_RENAMED.get(stem, "src_sel" if stem.startswith("src") else stem))
+    body = operands.split(" ", 1)[1] if " " in operands else ""
+    is_memory = line.startswith(("global_", "flat_", "scratch_", "buffer_", "ds_"))
+    for operand in (part.strip().split(" ")[0] for part in re.split(r",(?![^\[]*\])", body)):
+        bare = operand.removeprefix("-").strip("|")
+        if "|" in operand:
+            found.add("abs")
+        if operand.startswith(("-v", "-s", "-|", "-a")):
+            found.add("neg")
+        if operand.startswith("sext("):
+            found.add("sext")
+        if re.match(r"a(\d|\[)", bare):
+            found.add("agpr")
+        elif re.match(r"s(\d|\[)|vcc|exec|m0", bare):
+            found.add("sgpr")
+        elif _CONSTANT.fullmatch(bare) and not is_memory:
+            number = int(operand, 0) if "." not in operand else 0
+            found.add("inline constant" if -16 <= number <= 64 else "literal")
+    return found
+
+
+def run(text: str, *, assembles: bool = True, **state: Any) -> Any:
+    """Run a snippet; a separate function so that every test goes through one place.
+
+    `assembles=False`: the assembler at hand refuses the text although the hardware has it (say why there).
+    """
+    waves = int(state.get("num_waves", 1))
+    exec_mask = state.get("exec_mask", FULL_EXEC)
+    active = exec_mask.bit_count() if isinstance(exec_mask, int) else LANES
+    RECORD.add(text, waves * active, waves, assembles)
     return run_snippet(text, **state)
 
 
@@ -308,7 +385,7 @@ def run_with_memory(tensor: Any, text: str, **state: Any) -> Any:
     """Run a snippet that may touch one tensor and nothing else in global memory."""
     memory = MemoryMap()
     memory.register_tensor(tensor)
-    return run_snippet(text, memory=memory, **state)
+    return run(text, memory=memory, **state)
 
 
 def all_cases() -> list[Case]:

@@ -23,6 +23,7 @@ from conformance_harness import (
     TYPES,
     Case,
     Expected,
+    OneOf,
     Report,
     compare,
     from_registers,
@@ -53,6 +54,10 @@ class VectorCase(Case):
     high: str = "zero"  # upper half of the register after a 16-bit result: "zero", "keep" or "any"
     count: int = 512
     modifiers: bool = True  # whether neg/abs/clamp apply (float sources in VOP3)
+    op_sel: bool = (
+        True  # whether a VOP3-only instruction on 16-bit operands has op_sel (the legacy ones lack it)
+    )
+    sdwa_sext: bool = True  # whether integer sources under SDWA take sext()
     scalar: bool = True  # whether SGPR and inline forms apply
     suffix: str = ""  # modifiers that each line carries
     mask_holes: bool = True  # whether bits of inactive lanes of a mask result are known (zero)
@@ -293,6 +298,8 @@ class Builder:
 
     def _matches(self, t: Any, line: Line, got: int, expected: Expected, before: int) -> bool:
         if line.place is not None:
+            if isinstance(expected, OneOf):
+                return any(got == line.place(value, before) for value in expected.values)
             if isinstance(expected, int) and not (t.fmt and ref.is_nan(t.fmt, expected)):
                 return got == line.place(expected, before)
             return any(  # a NaN or an inexact result: find which half it went to by trying
@@ -369,6 +376,8 @@ def _modifier_forms(build: Builder, encoding: str, sources: list[int]) -> None:
 def _op_sel_forms(build: Builder, encoding: str, sources: list[int]) -> None:
     """VOP3 op_sel on 16-bit operands: upper halves as sources, upper half as destination."""
     case = build.case
+    if encoding != "vop3" or not case.op_sel:  # gfx9 has op_sel in instructions that exist in VOP3 only
+        return
     if TYPES[case.results[0]].bits != 16 or any(TYPES[case.sources[i]].bits != 16 for i in sources):
         return
     ones = ",".join("1" for _ in sources)
@@ -438,7 +447,7 @@ def _sdwa_forms(build: Builder, sources: list[int]) -> None:
             continue  # half of an f32 result is of no use
         for order, index in enumerate(sources):
             t = TYPES[case.sources[index]]
-            sel, extend = selects[order % 2], sext
+            sel, extend = selects[order % 2], sext and case.sdwa_sext
             if t.fmt is not None:  # float operands: whole words only, no sign extension
                 sel, extend = (
                     ("DWORD" if t.bits == 32 else sel.replace("BYTE_3", "WORD_1").replace("BYTE", "WORD")),

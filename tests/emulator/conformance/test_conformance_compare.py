@@ -92,7 +92,7 @@ def table(prefix: str) -> list[VectorCase]:
                 f"{prefix}_class_{kind}",
                 f"{kind} u32 -> mask",
                 fn.class_test(fmt),
-                "e32 e64",
+                encodings(fmt.bits),
                 "all ten classes",
                 scalar=False,
             )

@@ -46,7 +46,14 @@ SINGLE: list[VectorCase] = [
     ),
     row("v_mul_legacy_f32", FF, fn.exact(F32, fn.legacy_multiply), checks="0 * inf = 0"),
     row("v_fma_f32", FFF, fn.exact(F32, ref.fma), checks="one rounding", count=1024),
-    row("v_fmac_f32", "f32 f32 old:f32 -> f32", fn.exact(F32, ref.fma), ALL, "one rounding", count=1024),
+    row(
+        "v_fmac_f32",
+        "f32 f32 old:f32 -> f32",
+        fn.exact(F32, ref.fma),
+        "e32 e64 dpp",
+        "one rounding",
+        count=1024,
+    ),
     row("v_fmamk_f32", FFF, fn.exact(F32, ref.fma), checks="literal factor", literal_at=1),
     row("v_fmaak_f32", FFF, fn.exact(F32, ref.fma), checks="literal addend", literal_at=2),
     row("v_min_f32", FF, fn.minmax(F32, False), ALL, "NaN, signalling NaN, signed zero", count=1024),
@@ -63,7 +70,7 @@ SINGLE: list[VectorCase] = [
     row("v_fract_f32", F, fn.fract(F32), ALL, "below 1 for tiny negative inputs"),
     row("v_ldexp_f32", "f32 i32 -> f32", fn.ldexp(F32, 32), checks="rounds into subnormals, overflows"),
     row("v_frexp_mant_f32", F, fn.frexp_mant(F32), ALL, "subnormals normalised"),
-    row("v_frexp_exp_i32_f32", "f32 -> i32", fn.frexp_exp(F32, 32), "e32 e64", "subnormals normalised"),
+    row("v_frexp_exp_i32_f32", "f32 -> i32", fn.frexp_exp(F32, 32), ALL, "subnormals normalised"),
     row(
         "v_div_fixup_f32",
         FFF,
@@ -82,9 +89,7 @@ SINGLE: list[VectorCase] = [
 ]
 ELEMENTARY: list[VectorCase] = [
     row("v_rcp_f32", F, fn.approximate(F32, fn.reciprocal(F32), ONE_ULP, True), ALL, NO_DENORMALS),
-    row(
-        "v_rcp_iflag_f32", F, fn.approximate(F32, fn.reciprocal(F32), ONE_ULP, True), "e32 e64", NO_DENORMALS
-    ),
+    row("v_rcp_iflag_f32", F, fn.approximate(F32, fn.reciprocal(F32), ONE_ULP, True), ALL, NO_DENORMALS),
     row("v_rsq_f32", F, fn.approximate(F32, fn.reciprocal_root(F32), ONE_ULP, True), ALL, NO_DENORMALS),
     row(
         "v_sqrt_f32",
@@ -166,7 +171,7 @@ TRIG: list[VectorCase] = [
         f"v_{name}_{t}",
         f"{t} -> {t}",
         trig(fmt, quarter, error),
-        "e32 e64",
+        ALL,
         "turns in [-256, 256], absolute error",
         keep=within_turns(256, fmt.mbits, fmt.bias),
         count=256,
@@ -187,7 +192,13 @@ HALF: list[VectorCase] = [
         high="keep",
         count=1024,
     ),
-    row("v_fma_legacy_f16", HHH, fn.exact(F16, ref.fma), checks="one rounding, clears the upper half"),
+    row(
+        "v_fma_legacy_f16",
+        HHH,
+        fn.exact(F16, ref.fma),
+        checks="one rounding, clears the upper half",
+        op_sel=False,
+    ),
     row("v_min_f16", HH, fn.minmax(F16, False), ALL, "NaN, signalling NaN, signed zero"),
     row("v_max_f16", HH, fn.minmax(F16, True), ALL, "NaN, signalling NaN, signed zero"),
     row("v_min3_f16", HHH, fn.minmax3(F16, False), high="any"),
@@ -198,9 +209,9 @@ HALF: list[VectorCase] = [
     row("v_trunc_f16", H, fn.rounded(F16, "trunc"), ALL),
     row("v_rndne_f16", H, fn.rounded(F16, "even"), ALL, "halfway to even"),
     row("v_fract_f16", H, fn.fract(F16), ALL, "below 1 for tiny negative inputs"),
-    row("v_ldexp_f16", "f16 i16 -> f16", fn.ldexp(F16, 16), "e32 e64", "rounds into subnormals"),
+    row("v_ldexp_f16", "f16 i16 -> f16", fn.ldexp(F16, 16), ALL, "rounds into subnormals"),
     row("v_frexp_mant_f16", H, fn.frexp_mant(F16), ALL),
-    row("v_frexp_exp_i16_f16", "f16 -> i16", fn.frexp_exp(F16, 16), "e32 e64"),
+    row("v_frexp_exp_i16_f16", "f16 -> i16", fn.frexp_exp(F16, 16), ALL),
     row(
         "v_div_fixup_f16",
         HHH,

@@ -143,9 +143,10 @@ VOP2: list[VectorCase] = [
         "v_cndmask_b32",
         "b32 b32 mask -> b32",
         lambda a, b, m: b if m else a,
-        "e32 e64",
+        ALL,
         "mask picks S1",
         modifiers=False,
+        sdwa_sext=False,
     ),
 ]
 CARRY: list[VectorCase] = [
@@ -153,7 +154,7 @@ CARRY: list[VectorCase] = [
         f"v_{name}_u32",
         signature,
         f,
-        "e32 e64",
+        ALL,
         "sum, carry or borrow per lane",
         mask_holes=False,
     )
@@ -178,7 +179,7 @@ VOP1: list[VectorCase] = [
         "v_prng_b32",
         U,
         lambda a: (a << 1 ^ (197 if a >> 31 else 0)) & M32,
-        "e32 e64",
+        ALL,
         "one step of the generator",
     ),
 ]
@@ -320,9 +321,9 @@ DOT: list[VectorCase] = [
     row("v_dot4_u32_u8", UUU, dot(8, False), scalar=False),
     row("v_dot8_i32_i4", UUU, dot(4, True), scalar=False),
     row("v_dot8_u32_u4", UUU, dot(4, False), scalar=False),
-    row("v_dot2c_i32_i16", "u32 u32 old:u32 -> u32", dot(16, True), "e32", scalar=False),
-    row("v_dot4c_i32_i8", "u32 u32 old:u32 -> u32", dot(8, True), "e32", scalar=False),
-    row("v_dot8c_i32_i4", "u32 u32 old:u32 -> u32", dot(4, True), "e32", scalar=False),
+    row("v_dot2c_i32_i16", "u32 u32 old:u32 -> u32", dot(16, True), "e32 e64 dpp", scalar=False),
+    row("v_dot4c_i32_i8", "u32 u32 old:u32 -> u32", dot(8, True), "e32 e64 dpp", scalar=False),
+    row("v_dot8c_i32_i4", "u32 u32 old:u32 -> u32", dot(4, True), "e32 e64 dpp", scalar=False),
 ]
 B16, BB16, BBB16 = "u16 -> u16", "u16 u16 -> u16", "u16 u16 u16 -> u16"
 SHORT: list[VectorCase] = [
@@ -341,8 +342,8 @@ SHORT: list[VectorCase] = [
     row("v_sub_i16", BB16, lambda a, b: a - b & 0xFFFF, high="any"),
     row("v_mad_u16", BBB16, lambda a, b, c: a * b + c & 0xFFFF, high="any"),
     row("v_mad_i16", BBB16, lambda a, b, c: a * b + c & 0xFFFF, high="any"),
-    row("v_mad_legacy_u16", BBB16, lambda a, b, c: a * b + c & 0xFFFF, high="any"),
-    row("v_mad_legacy_i16", BBB16, lambda a, b, c: a * b + c & 0xFFFF, high="any"),
+    row("v_mad_legacy_u16", BBB16, lambda a, b, c: a * b + c & 0xFFFF, op_sel=False),
+    row("v_mad_legacy_i16", BBB16, lambda a, b, c: a * b + c & 0xFFFF, op_sel=False),
     row("v_min3_u16", BBB16, min, high="any"),
     row("v_max3_u16", BBB16, max, high="any"),
     row("v_med3_u16", BBB16, med3, high="any"),
@@ -353,7 +354,7 @@ SHORT: list[VectorCase] = [
         "v_sat_pk_u8_i16",
         "u32 -> u16",
         lambda a: saturate(sx(a, 16), 0, 255) | saturate(sx(a >> 16, 16), 0, 255) << 8,
-        "e32 e64",
+        ALL,
         high="any",
     ),
 ]

@@ -25,17 +25,18 @@ import pytest
 from conformance_harness import EXEC_WITH_HOLES, Case, Report, case_id, compare, implemented, rng_for, run
 from conformance_matrix import LANES, Array, Shape
 
-NAMES = [     "v_mfma_f32_32x32x1_2b_f32", "v_mfma_f32_16x16x1_4b_f32", "v_mfma_f32_4x4x1_16b_f32",
-"v_mfma_f32_32x32x2_f32",     "v_mfma_f32_16x16x4_f32", "v_mfma_f32_32x32x4_2b_f16",
-"v_mfma_f32_16x16x4_4b_f16", "v_mfma_f32_4x4x4_16b_f16",     "v_mfma_f32_32x32x8_f16",
-"v_mfma_f32_16x16x16_f16", "v_mfma_f32_16x16x32_f16", "v_mfma_f32_32x32x16_f16",
-"v_mfma_f32_32x32x4_2b_bf16", "v_mfma_f32_16x16x4_4b_bf16", "v_mfma_f32_4x4x4_16b_bf16",
-"v_mfma_f32_32x32x8_bf16",     "v_mfma_f32_16x16x16_bf16", "v_mfma_f32_16x16x32_bf16",
-"v_mfma_f32_32x32x16_bf16", "v_mfma_i32_32x32x4_2b_i8",     "v_mfma_i32_16x16x4_4b_i8",
-"v_mfma_i32_4x4x4_16b_i8", "v_mfma_i32_32x32x16_i8", "v_mfma_i32_16x16x32_i8",     "v_mfma_i32_16x16x64_i8",
-"v_mfma_i32_32x32x32_i8", "v_mfma_f64_16x16x4_f64", "v_mfma_f64_4x4x4_4b_f64",
-*(f"v_mfma_f32_{s}_{a}_{b}" for s in ("16x16x32", "32x32x16") for a in ("fp8", "bf8") for b in ("fp8",
-"bf8")), ]  # fmt: skip
+SHAPES = {
+    "f32_{}_f32": ("32x32x1_2b", "16x16x1_4b", "4x4x1_16b", "32x32x2", "16x16x4"),
+    "f32_{}_f16": ("32x32x4_2b", "16x16x4_4b", "4x4x4_16b", "32x32x8", "16x16x16", "16x16x32", "32x32x16"),
+    "f32_{}_bf16": ("32x32x4_2b", "16x16x4_4b", "4x4x4_16b", "32x32x8", "16x16x16", "16x16x32", "32x32x16"),
+    "i32_{}_i8": ("32x32x4_2b", "16x16x4_4b", "4x4x4_16b", "32x32x16", "16x16x32", "16x16x64", "32x32x32"),
+    "f64_{}_f64": ("16x16x4", "4x4x4_4b"),
+    "f32_{}_fp8_fp8": ("16x16x32", "32x32x16"),
+    "f32_{}_fp8_bf8": ("16x16x32", "32x32x16"),
+    "f32_{}_bf8_fp8": ("16x16x32", "32x32x16"),
+    "f32_{}_bf8_bf8": ("16x16x32", "32x32x16"),
+}
+NAMES = [f"v_mfma_{types.format(shape)}" for types, shapes in SHAPES.items() for shape in shapes]
 
 
 @dataclass(frozen=True)
