@@ -23,7 +23,7 @@ from ..targets import TargetUnavailableError, resolve
 from .discovery import Notebook, default_notebooks_dir, find_notebooks
 from .errors import UsageError
 from .report import render_index, render_notebook
-from .runner import PROFILES, Limits, NotebookResult, run_notebooks, write_summary
+from .runner import PROFILES, Failure, Limits, NotebookResult, run_notebooks, write_summary
 
 PROGRAM = "python -m kernellib.workbook"
 EXIT_FAILED = 1
@@ -167,7 +167,11 @@ class _Reporter:
 
     def finished(self, result: NotebookResult) -> None:
         self.results.append(result)
-        render_notebook(result, self.index)
+        try:
+            render_notebook(result, self.index)
+        except Exception as error:  # one page less must not cost the verdicts of the others
+            text = f"the notebook's page could not be rendered: {type(error).__name__}: {error}"
+            result.failure = result.failure or Failure("page", text)
         render_index(self.results, self.index, self.where)
         write_summary(self.results, self.out / "summary.json")
         if self.current is not None:

@@ -46,7 +46,7 @@ from .errors import (
 )
 from .parameters import check_known, select
 
-FailureKind = Literal["claim", "exception", "timeout", "early stop", "artifact", "kernel", "format"]
+FailureKind = Literal["claim", "exception", "timeout", "early stop", "artifact", "kernel", "format", "page"]
 
 # Errors whose text says everything, and what to call the failure.
 NAMED_KINDS: dict[type[Exception], FailureKind] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -187,18 +188,28 @@ def test_hopper_waits_for_the_kernel_before_it_touches_memory() -> None:
 def test_hopper_copies_16_bytes_a_lane() -> None:
     ptx = compile_sm90(HopperConfig()).asm["ptx"]
     copies = re.findall(r"cp\.async\.(\w+)\.shared\.global \[[^\]]*\], \[[^\]]*\], (0x[0-9a-f]+|\d+)", ptx)
-    # 7 chunks for each of two buffers, and 7 in the loop that refills them
-    assert len(copies) == 21
+    # 7 chunks for each of three buffers, and 7 in the loop that refills them
+    assert len(copies) == 28
     assert {int(size, 0) for _, size in copies} == {16}
+
+
+def test_hopper_asks_for_a_row_before_the_wait_and_only_as_a_hint() -> None:
+    """What comes before the wait must not depend on memory, nor change it."""
+    ptx = compile_sm90(HopperConfig()).asm["ptx"]
+    before = ptx[: ptx.index("griddepcontrol.wait")]
+    assert re.findall(r"\bprefetch\.global\.L2\b", before) == ["prefetch.global.L2"]
+    assert "prefetch" not in ptx[len(before) :]
+    assert not re.search(r"\b(ld|st|atom|red|cp)\.(?!param)\S*global", before)
+    assert "prefetch" not in compile_sm90(HopperConfig(prefetch_rows=0)).asm["ptx"]
 
 
 @pytest.mark.parametrize("programs", [4, 6, 7, 8])
 def test_padding_leaves_room_for_exactly_the_programs(programs: int) -> None:
     """What fits: a multiprocessor's shared memory over a program's, 1 KiB of the driver's included."""
-    config = HopperConfig(programs_per_unit=programs)
+    config = HopperConfig(programs_per_unit=programs, num_buffers=2)
     used = compile_sm90(config).metadata.shared + 1024
     assert H200_SHARED_BYTES // used == programs
-    without = compile_sm90(HopperConfig(programs_per_unit=programs, pad=False)).metadata.shared + 1024
+    without = compile_sm90(replace(config, pad=False)).metadata.shared + 1024
     assert H200_SHARED_BYTES // without > programs
 
 
@@ -215,7 +226,7 @@ def test_programs_that_do_not_fit_are_refused() -> None:
         lambda: PortableConfig(num_stages=0),
         lambda: PortableConfig(programs_per_unit=33),
         lambda: HopperConfig(programs_per_unit=0),
-        lambda: HopperConfig(num_buffers=1, early_rows=2),
+        lambda: HopperConfig(prefetch_rows=9),
         lambda: HopperConfig(overlap=1),  # type: ignore[arg-type]
     ],
 )
@@ -232,7 +243,8 @@ def test_names_are_distinct() -> None:
         HopperConfig(),
         HopperConfig(overlap=False),
         HopperConfig(pad=False),
-        HopperConfig(num_buffers=3),
+        HopperConfig(num_buffers=2),
+        HopperConfig(prefetch_rows=0),
     ]
     assert len({config.name for config in configs}) == len(configs)
 
@@ -247,7 +259,7 @@ def gpu_configs() -> list[Any]:
         variants = [
             HopperConfig(overlap=False),
             HopperConfig(pad=False),
-            HopperConfig(num_buffers=3, early_rows=0),
+            HopperConfig(num_buffers=2, prefetch_rows=0),
         ]
         portable += [*variants, HopperConfig(programs_per_unit=4, num_buffers=1)]
     return portable

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from kernellib.bench.assemble import timed_record
+from kernellib.bench.cases.latent_moe_tail import H200_GOALS
 from kernellib.bench.device import Capture, Ceiling
 from kernellib.bench.method import Method, run_paired
 from kernellib.bench.record import Record
@@ -177,6 +178,47 @@ def test_the_ab_is_saved_shown_and_claimed(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_no_win_is_claimed_without_one(times: list[float], failing: set[str]) -> None:
     claims = measure.ab_claims(ab_record(times))
     assert {claim.name for claim in claims if claim.verdict == "fail"} == failing
+
+
+class H200Clock(ScriptedClock):
+    """A copy takes 1 s for 4e12 bytes."""
+
+    name = "NVIDIA H200"
+
+
+def h200_record(eager: float, max_autotune: float, fused: float) -> Record:
+    """Times in microseconds; the toy's 1,024 bytes in ``fused`` are its bandwidth."""
+    workload = Doubling(ROTATION, SEED, "cpu")
+    clock = H200Clock([eager, max_autotune, fused, eager])
+    method = Method(trials=9, max_trials=9, seed=SEED)
+    arms = doubling_arms("", None, ("eager", "fused"))
+    arms.insert(1, Arm("max_autotune", "peer", "x + x", arms[0].prepare, EXACT_ROUNDING))
+    pairs = [("eager", "fused"), ("max_autotune", "fused")]
+    result = run_paired(workload, arms, pairs, clock, method)
+    return timed_record(result, workload, clock, method, target="cuda", command="a test")
+
+
+TOY_US = 4 * SIZE / 4e12 * 1e6  # of a copy's bandwidth
+
+
+@pytest.mark.parametrize(
+    ("eager", "max_autotune", "fused", "failing"),
+    [
+        (1.77, 1.14, 0.99 / 0.9, {"eager", "max_autotune"}),
+        (1.77 / 0.91, 1.14 / 0.91, 1 / 0.91, set()),
+        (1.73 / 0.91, 1.14 / 0.91, 1 / 0.91, {"eager"}),
+        (1.77 / 0.91, 1.11 / 0.91, 1 / 0.91, {"max_autotune"}),
+        (1.77 / 0.89, 1.14 / 0.89, 1 / 0.89, {"copy"}),
+    ],
+)
+def test_each_goal_of_an_h200_is_a_claim(
+    eager: float, max_autotune: float, fused: float, failing: set[str]
+) -> None:
+    record = h200_record(eager * TOY_US, max_autotune * TOY_US, fused * TOY_US)
+    claims = measure.goal_claims(record)
+    assert len(claims) == 3
+    assert {name for name in H200_GOALS for c in claims if name in c.name and c.verdict == "fail"} == failing
+    assert not measure.goal_claims(ab_record([14.0, 10.0, 14.0])), "other GPUs have no goal"
 
 
 def test_without_a_clock_nothing_is_timed(tmp_path: Path) -> None:

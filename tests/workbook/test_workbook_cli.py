@@ -90,6 +90,25 @@ def test_the_command_line_passes_with_status_0(make_notebook: MakeNotebook, tmp_
     )
 
 
+def test_a_page_that_cannot_be_rendered_fails_its_notebook_and_is_said(
+    make_notebook: MakeNotebook,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def broken(*_arguments: object) -> None:
+        raise ValueError("no template")
+
+    monkeypatch.setattr("kernellib.workbook.cli.render_notebook", broken)
+    root, out = make_notebook("a"), tmp_path / "o"
+    arguments = ["run", "a", "--notebooks", str(root), "--out", str(out), "--target", "reference"]
+    assert exit_status(arguments) == 1
+    assert (
+        "page: the notebook's page could not be rendered: ValueError: no template" in capsys.readouterr().out
+    )
+    assert "could not be rendered" in (out / "index.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("extra", "complaint"),
     [

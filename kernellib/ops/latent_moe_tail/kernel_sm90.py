@@ -8,17 +8,22 @@ a lane. ``programs_per_unit`` programs lie on each multiprocessor for the whole 
 program ``i % programs``. Each program keeps ``num_buffers`` rows on their way through shared memory by
 asynchronous copies, and refills a buffer as soon as it was read.
 
-Order of requests. The first row's copy, then the norm's inputs, then the copy of the next rows: memory
-works while the norm's inputs come back, and they do not queue behind every buffer's copy.
+Order of requests. The norm's inputs, then the copies of the first rows: memory works through the weight while
+the norm is computed. Registers that hold the norm's inputs go through shared memory and back, behind the
+copies; the compiler would otherwise move arithmetic on them before the copies, and wait there.
 
 Launches overlap (programmatic dependent launch, PTX ISA ``griddepcontrol``): the next kernel's programs
 may start when this kernel's exit, and what they do before ``griddepcontrol.wait`` hides the launch. They
 wait before the first access to memory, so nothing is read that a kernel before may still write; a next kernel
-that was not launched so waits for the whole grid as usual.
+that was not launched so waits for the whole grid as usual. Before the wait they only ask for the first rows
+in L2: a prefetch is a hint that returns no value (PTX ISA, ``prefetch``), and L2 is where every write of
+the GPU lands, so a row that is written in between is read as written.
 
-Shared memory is padded until exactly ``programs_per_unit`` programs fit a multiprocessor. Without the
-padding the next launch's programs crowd onto the multiprocessors that have room first, and the weight
-is divided unevenly (docs/performance.md has the measurement).
+How much in flight. ``programs_per_unit * num_buffers`` rows on each multiprocessor; more than about 18 (17 MB
+on an H200) is slower, and so is a prefetch of more than one row a program (docs/performance.md).
+
+Shared memory is padded until exactly ``programs_per_unit`` programs fit a multiprocessor, so that the next
+launch's programs do not crowd onto the multiprocessors that have room first.
 """
 
 from __future__ import annotations
@@ -50,7 +55,7 @@ class HopperConfig:
     Attributes:
         programs_per_unit: programs resident on each multiprocessor.
         num_buffers: rows that a program keeps on their way.
-        early_rows: how many of them are requested before the norm's inputs.
+        prefetch_rows: rows that a program asks for in L2 before it may read memory.
         overlap: whether the next launch may start while this one drains.
         pad: whether shared memory is padded to hold exactly ``programs_per_unit`` programs.
 
@@ -59,28 +64,25 @@ class HopperConfig:
     """
 
     programs_per_unit: int = 6
-    num_buffers: int = 2
-    early_rows: int = 1
+    num_buffers: int = 3
+    prefetch_rows: int = 1
     overlap: bool = True
     pad: bool = True
 
     def __post_init__(self) -> None:
-        for field, least, most in (("programs_per_unit", 1, 16), ("num_buffers", 1, 8), ("early_rows", 0, 8)):
+        ranges = (("programs_per_unit", 1, 16), ("num_buffers", 1, 8), ("prefetch_rows", 0, 8))
+        for field, least, most in ranges:
             value = getattr(self, field)
             if type(value) is not int or not least <= value <= most:
                 raise TritonConfigError(f"{field} got {value!r}, wanted an int from {least} to {most}")
         for field in ("overlap", "pad"):
             if type(getattr(self, field)) is not bool:
                 raise TritonConfigError(f"{field} got {getattr(self, field)!r}, wanted a bool")
-        if self.early_rows > self.num_buffers:
-            raise TritonConfigError(
-                f"early_rows got {self.early_rows}, wanted at most num_buffers, {self.num_buffers}"
-            )
 
     @property
     def name(self) -> str:
         flags = f"{'_overlap' if self.overlap else ''}{'_pad' if self.pad else ''}"
-        return f"hopper_p{self.programs_per_unit}_b{self.num_buffers}_e{self.early_rows}{flags}"
+        return f"hopper_p{self.programs_per_unit}_b{self.num_buffers}_f{self.prefetch_rows}{flags}"
 
     def num_pads(self, shared_bytes: int) -> int:
         """Granules of padding for a multiprocessor with ``shared_bytes`` of shared memory.
@@ -89,7 +91,7 @@ class HopperConfig:
             TritonConfigError: the programs do not fit.
         """
         share = shared_bytes // self.programs_per_unit
-        room = share - RESERVED_BYTES - self.num_buffers * ROW_BYTES
+        room = share - RESERVED_BYTES - (self.num_buffers + 1) * ROW_BYTES
         if room < 0:
             raise TritonConfigError(
                 f"programs_per_unit got {self.programs_per_unit}, wanted fewer: {self.num_buffers} buffers "
@@ -117,23 +119,39 @@ def _inverse_rms(total, eps, dim: gl.constexpr):
 
 @gluon.jit
 def _normalise(x, gamma, eps, dim: gl.constexpr, chunks: gl.constexpr):
-    """bf16(x * inverse rms * gamma) by chunks, each product rounded to fp32."""
+    """bf16(x * inverse rms * gamma) by chunks, each product rounded to fp32.
+
+    The last and largest sums of the squares are float64: rounded to fp32 at each step they would miss the
+    correctly rounded total about every time, and with it now and then the rounding of an element of n.
+    """
     squares = x[0].to(gl.float32) * x[0].to(gl.float32)
     for i in gl.static_range(1, chunks):
         squares += x[i].to(gl.float32) * x[i].to(gl.float32)
-    inverse = _inverse_rms(gl.sum(squares, axis=0), eps, dim)
+    total = gl.sum(squares.to(gl.float64), axis=1).to(gl.float32)
+    inverse = _inverse_rms(total, eps, dim)[:, None]
     n = ()
     for i in gl.static_range(chunks):
-        n = n + ((x[i].to(gl.float32) * inverse * gamma[i].to(gl.float32)).to(gl.bfloat16)[None, :],)
+        n = n + ((x[i].to(gl.float32) * inverse * gamma[i].to(gl.float32)).to(gl.bfloat16),)
     return n
 
 
 @gluon.jit
-def _request_row(buffers, slot, weight, rows, columns, total_rows: gl.constexpr, dim: gl.constexpr):
+def _prefetch_row(weight, row, total_rows: gl.constexpr, dim: gl.constexpr):
+    """Asks for a row in L2: 56 lines of 128 bytes, one for each of 64 threads (the last ask twice)."""
+    line_layout: gl.constexpr = gl.BlockedLayout([1], [32], [2], [0])
+    lines = gl.minimum(gl.arange(0, 64, layout=line_layout), dim // 64 - 1)
+    address = (weight + gl.minimum(row, total_rows - 1) * dim + lines * 64).to(gl.int64)
+    gl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def _request_row(buffers, slot, weight, row, columns, total_rows: gl.constexpr, dim: gl.constexpr):
     """Starts the copy of a row into buffer ``slot``; past the last row nothing is read."""
-    valid = (rows < total_rows)[:, None] & (columns >= 0)[None, :]
+    valid = ((row < total_rows) & (columns >= 0))[None, :]
     for i in gl.static_range(len(buffers)):
-        source = weight + rows[:, None] * dim + (columns + i * columns.shape[0])[None, :]
+        source = weight + row * dim + (columns + i * columns.shape[0])[None, :]
         async_copy.async_copy_global_to_shared(buffers[i].index(slot), source, mask=valid)
     async_copy.commit_group()
 
@@ -144,7 +162,7 @@ def _grid_control(INSTRUCTION: gl.constexpr):
 
 
 @gluon.jit
-def hopper_tail(
+def hopper_tail(  # noqa: PLR0912  (compile-time loops and switches)
     routed,
     norm_weight,
     up_weight,
@@ -153,7 +171,7 @@ def hopper_tail(
     eps,
     PROGRAMS: gl.constexpr,
     BUFFERS: gl.constexpr,
-    EARLY: gl.constexpr,
+    PREFETCH: gl.constexpr,
     OVERLAP: gl.constexpr,
     PADS: gl.constexpr,
     CHUNK: gl.constexpr,
@@ -167,8 +185,10 @@ def hopper_tail(
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     # One allocation for each chunk: the compiler then sees that copies of different chunks do not collide.
     buffers = ()
+    stage = ()
     for _ in gl.static_range(CHUNKS):
         buffers = buffers + (gl.allocate_shared_memory(gl.bfloat16, [BUFFERS, 1, CHUNK], flat),)
+        stage = stage + (gl.allocate_shared_memory(gl.bfloat16, [1, CHUNK], flat),)
     if PADS > 0:
         padding = gl.allocate_shared_memory(gl.int8, [PADS, PAD_BYTES], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     first = gl.program_id(0)
@@ -176,30 +196,36 @@ def hopper_tail(
     rows = first + gl.arange(0, 1, layout=gl.SliceLayout(1, layout))
     if OVERLAP:
         _grid_control("griddepcontrol.launch_dependents")
+    for i in gl.static_range(PREFETCH):
+        _prefetch_row(up_weight, first + i * PROGRAMS, TOTAL_ROWS, DIM)
+    if OVERLAP:
         _grid_control("griddepcontrol.wait")
 
-    for i in gl.static_range(EARLY):
-        _request_row(buffers, i, up_weight, rows + i * PROGRAMS, columns, TOTAL_ROWS, DIM)
     x = ()
     gamma = ()
     for i in gl.static_range(CHUNKS):
-        x = x + (gl.load(routed + i * CHUNK + columns, eviction_policy="evict_last"),)
+        x = x + (gl.load(routed + i * CHUNK + columns, eviction_policy="evict_last")[None, :],)
     for i in gl.static_range(CHUNKS):
-        gamma = gamma + (gl.load(norm_weight + i * CHUNK + columns, eviction_policy="evict_last"),)
+        gamma = gamma + (gl.load(norm_weight + i * CHUNK + columns, eviction_policy="evict_last")[None, :],)
     # `shared` is requested a row ahead, so that the end of a row does not wait for memory.
     ahead = gl.load(shared + rows, mask=rows < TOTAL_ROWS, other=0.0)
-    for i in gl.static_range(EARLY, BUFFERS):
-        _request_row(buffers, i, up_weight, rows + i * PROGRAMS, columns, TOTAL_ROWS, DIM)
-    n = _normalise(x, gamma, eps, DIM, CHUNKS)
+    for i in gl.static_range(BUFFERS):
+        _request_row(buffers, i, up_weight, first + i * PROGRAMS, columns, TOTAL_ROWS, DIM)
+    staged = ()
+    for i in gl.static_range(CHUNKS):
+        stage[i].store(x[i])
+    for i in gl.static_range(CHUNKS):
+        staged = staged + (stage[i].load(layout),)
+    n = _normalise(staged, gamma, eps, DIM, CHUNKS)
 
     slot = 0
-    for _ in range(first, TOTAL_ROWS, PROGRAMS):
+    for row in range(first, TOTAL_ROWS, PROGRAMS):
         async_copy.wait_group(BUFFERS - 1)
         total = gl.zeros([1, CHUNK], gl.float32, layout=layout)
         for i in gl.static_range(CHUNKS):
             weight = buffers[i].index(slot).load(layout)
             total += weight.to(gl.float32) * n[i].to(gl.float32)
-        _request_row(buffers, slot, up_weight, rows + BUFFERS * PROGRAMS, columns, TOTAL_ROWS, DIM)
+        _request_row(buffers, slot, up_weight, row + BUFFERS * PROGRAMS, columns, TOTAL_ROWS, DIM)
         p = gl.sum(total, axis=1).to(gl.bfloat16)
         gl.store(
             out + rows, (p.to(gl.float32) + ahead.to(gl.float32)).to(gl.bfloat16), mask=rows < TOTAL_ROWS
@@ -216,7 +242,7 @@ def constants(config: HopperConfig, num_units: int, shared_bytes: int) -> dict[s
     return {
         "PROGRAMS": num_units * config.programs_per_unit,
         "BUFFERS": config.num_buffers,
-        "EARLY": config.early_rows,
+        "PREFETCH": config.prefetch_rows,
         "OVERLAP": config.overlap,
         "PADS": config.num_pads(shared_bytes),
         "CHUNK": CHUNK,

@@ -115,11 +115,16 @@ def _load_vector(pointer, rows: tl.constexpr, chunk: tl.constexpr, dim: tl.const
 
 @triton.jit
 def _normalise(x, gamma, eps, dim: tl.constexpr, chunks: tl.constexpr):
-    """bf16(x * inverse rms * gamma) by chunks, each product rounded to fp32."""
+    """bf16(x * inverse rms * gamma) by chunks, each product rounded to fp32.
+
+    The last and largest sums of the squares are float64: rounded to fp32 at each step they would miss the
+    correctly rounded total about every time, and with it now and then the rounding of an element of n.
+    """
     squares = x[0].to(tl.float32) * x[0].to(tl.float32)
     for i in tl.static_range(1, chunks):
         squares += x[i].to(tl.float32) * x[i].to(tl.float32)
-    inverse = _inverse_rms(tl.sum(squares, axis=1), eps, dim)[:, None]
+    total = tl.sum(squares.to(tl.float64), axis=1).to(tl.float32)
+    inverse = _inverse_rms(total, eps, dim)[:, None]
     n = ()
     for i in tl.static_range(chunks):
         n = n + ((x[i].to(tl.float32) * inverse * gamma[i].to(tl.float32)).to(tl.bfloat16),)

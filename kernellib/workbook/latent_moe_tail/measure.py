@@ -11,7 +11,14 @@ from typing import Any
 
 from IPython.display import Image
 
-from kernellib.bench.cases.latent_moe_tail import ARM_NAMES, TailWorkload, compare_tail, tail_arms
+from kernellib.bench.cases.latent_moe_tail import (
+    ARM_NAMES,
+    H200,
+    H200_GOALS,
+    TailWorkload,
+    compare_tail,
+    tail_arms,
+)
 from kernellib.bench.device import Device, GpuDevice
 from kernellib.bench.method import Method, Pairing, run_paired
 from kernellib.bench.record import Record
@@ -222,6 +229,28 @@ def ab_view(record: Record | None) -> list[Any]:
     return [*notes, _time_table(record), _ratio_table(record), *image]
 
 
+def goal_claims(record: Record) -> list[Claim]:
+    """The goals of ``H200_GOALS``, one claim each; none on other GPUs, or where a peer was not timed."""
+    if H200 not in record.data["device"]["name"]:
+        return []
+    claims = []
+    for peer, least in H200_GOALS.items():
+        if peer == "copy":
+            rates = record.arm("fused")["rates"]
+            got = rates["share_of_copy"] if rates else 0.0
+            name = f"the fused launch reaches {least:.0%} of the copy bandwidth"
+            detail = f"{got:.1%} of the bandwidth of a copy in the same run"
+        else:
+            if peer not in {arm["name"] for arm in record.arms}:
+                continue
+            pair = record.comparison(peer, "fused")
+            got = pair["ratio"] if pair else 0.0
+            name = f"the fused launch is {least} times as fast as {peer}"
+            detail = f"ratio {got:.4f} ({pair['low']:.4f} to {pair['high']:.4f})" if pair else "not timed"
+        claims.append(Claim.check(name, record.valid and got >= least, detail, "measured"))
+    return claims
+
+
 def ab_claims(record: Record | None) -> list[Claim]:
     """The measured claims of notebook 03; none where nothing was timed."""
     if record is None:
@@ -254,4 +283,4 @@ def ab_claims(record: Record | None) -> list[Claim]:
             "measured",
         )
     )
-    return claims
+    return [*claims, *goal_claims(record)]
