@@ -266,8 +266,9 @@ def _geometry_violations(spec: TensorSpec, tensor: torch.Tensor) -> Iterator[Vio
         yield Violation("shape", spec.argument, got, wanted, "pass a tensor of exactly this shape")
         if not tensor.is_contiguous():
             yield _strides_violation(spec.argument, tensor, "those of a contiguous tensor")
-    # A dimension of size 1 is never stepped along: its stride is free, as in torch's own is_contiguous.
-    elif any(
+    # A dimension of size 1 is never stepped along: its stride is free, as in torch's own is_contiguous; so
+    # are all of a tensor's without elements.
+    elif tensor.numel() and any(
         size > 1 and got != wanted
         for size, got, wanted in zip(shape, tensor.stride(), spec.strides, strict=True)
     ):

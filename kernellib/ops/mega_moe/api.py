@@ -305,7 +305,7 @@ class MegaMoE:
             ContractError: as a call's; clause "order" when ``result`` is not the last stage 1's.
         """
         violations: list[Violation] = []
-        if result is not self._pending:
+        if not isinstance(result, Stage1Result) or result is not self._pending:
             got, wanted = type(result).__name__, "the result of the last stage1, used once"
             violations.append(Violation("order", "result", got, wanted, "call stage1 first"))
         elif out is not None:
