@@ -64,7 +64,7 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Halves:
-    """Two 16-bit results of a float format in one register (any quiet NaN matches a NaN)."""
+    """Two results of a float format side by side (any quiet NaN matches a NaN)."""
 
     fmt: ref.Format
     low: int
@@ -268,7 +268,10 @@ def compare(fmt: ref.Format | None, got: int, want: Expected) -> bool:
         assert fmt is not None
         return want.accepts(fmt, got)
     if isinstance(want, Halves):
-        return compare(want.fmt, got & 0xFFFF, want.low) and compare(want.fmt, got >> 16, want.high)
+        bits = want.fmt.bits
+        return compare(want.fmt, got & ((1 << bits) - 1), want.low) and compare(
+            want.fmt, got >> bits, want.high
+        )
     if isinstance(want, OneOf):
         return any(compare(fmt, got, v) for v in want.values)
     if fmt is not None and ref.is_nan(fmt, want):

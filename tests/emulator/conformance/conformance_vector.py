@@ -18,7 +18,6 @@ import numpy as np
 from conformance_harness import (
     EXEC_WITH_HOLES,
     FULL_EXEC,
-    HOLES,
     LANES,
     TYPES,
     Case,
@@ -35,6 +34,8 @@ from conformance_harness import (
     to_registers,
     vname,
 )
+
+from kernellib.emulator.state import FloatMode
 
 SOURCE_BASE = (8, 16, 24, 32)  # first VGPR of each source, room for 4 registers and more
 RESULT_BASE = 64
@@ -54,9 +55,8 @@ class VectorCase(Case):
     high: str = "zero"  # upper half of the register after a 16-bit result: "zero", "keep" or "any"
     count: int = 512
     modifiers: bool = True  # whether neg/abs/clamp apply (float sources in VOP3)
-    op_sel: bool = (
-        True  # whether a VOP3-only instruction on 16-bit operands has op_sel (the legacy ones lack it)
-    )
+    clamp: bool = True  # whether a float result takes the clamp bit
+    op_sel: bool = True  # whether VOP3 on 16-bit operands has op_sel (the legacy instructions lack it)
     sdwa_sext: bool = True  # whether integer sources under SDWA take sext()
     scalar: bool = True  # whether SGPR and inline forms apply
     suffix: str = ""  # modifiers that each line carries
@@ -103,9 +103,8 @@ class Line:
     label: str
     columns: list[list[int]]
     registers: list[int]  # register of each result (VGPR index, or SGPR index of a mask)
-    place: Callable[[int, int], int] | None = (
-        None  # (result, previous register) -> register, for 16-bit results
-    )
+    place: Callable[[int, int], int] | None = None  # (result, old register) -> register, 16-bit results
+    finish: Callable[[Expected], Expected] | None = None  # what clamp makes of the first result
     checked: int = 0  # how many lanes are compared (the values are shuffled, so any prefix is a sample)
 
 
@@ -115,9 +114,10 @@ SAMPLE = 2 * LANES  # lanes compared in the many operand forms; the plain forms 
 class Builder:
     """Collects the lines of one case over shared source registers."""
 
-    def __init__(self, case: VectorCase, full_exec: bool = False) -> None:
+    def __init__(self, case: VectorCase, full_exec: bool = False, mode: FloatMode | None = None) -> None:
         self.case = case
         self.rng = rng_for(case.mnemonic, case.signature, case.suffix)
+        self.mode = mode
         self.exec_mask = FULL_EXEC if full_exec else EXEC_WITH_HOLES
         self.waves = max(1, case.count // LANES)
         self.num = self.waves * LANES
@@ -176,6 +176,7 @@ class Builder:
         columns: dict[int, list[int]] | None = None,
         suffix: str = "",
         place: Callable[[int, int], int] | None = None,
+        finish: Callable[[Expected], Expected] | None = None,
     ) -> None:
         """Add a line; `names` and `columns` replace operands (by source index)."""
         case = self.case
@@ -209,7 +210,7 @@ class Builder:
         text = f"{before}{base} {', '.join(operands)}{' ' + tail if tail else ''}\n{after}s_nop 4"
         values = [columns.get(i, c) for i, c in enumerate(self.source_columns())]
         checked = self.num if label in ("vgprs", "both") else min(SAMPLE, self.num)
-        self.lines.append(Line(text, f"{base} {label}".strip(), values, registers, place, checked))
+        self.lines.append(Line(text, f"{base} {label}".strip(), values, registers, place, finish, checked))
 
     # -- execution ------------------------------------------------------------
     def _state(self) -> dict[str, Any]:
@@ -234,7 +235,10 @@ class Builder:
         sgprs = {SCALAR_SOURCE: scalar & ref.M32, SCALAR_SOURCE + 1: scalar >> 32 & ref.M32}
         sgprs |= {MASK_SOURCE: self.mask & ref.M32, MASK_SOURCE + 1: self.mask >> 32}
         sgprs |= {12: self.vcc & ref.M32, 13: self.vcc >> 32}
-        return {"vgprs": vgprs, "sgprs": sgprs, "exec_mask": self.exec_mask, "num_waves": self.waves}
+        return {
+            "vgprs": vgprs, "sgprs": sgprs, "exec_mask": self.exec_mask, "num_waves": self.waves,
+            "mode": self.mode,
+        }  # fmt: skip
 
     def scalar_value(self, source: int) -> list[int]:
         """What every lane sees when a source is the SGPR (pair) at SCALAR_SOURCE."""
@@ -254,6 +258,8 @@ class Builder:
             ]
             for position, kind in enumerate(self.case.results):
                 want = [w[position] if isinstance(w, tuple) else w for w in wanted]
+                if line.finish is not None and not position:
+                    want = [None if w is None else line.finish(w) for w in want]
                 if kind == "mask":
                     self._check_mask(result, line, line.registers[position], want, report)
                 else:
@@ -315,195 +321,4 @@ class Builder:
         return "(" + ", ".join(f"{c[i]:#x}" for c in line.columns) + ")"
 
 
-INLINE_FLOATS = {"0.5": 0.5, "-2.0": -2.0}
-
-
-def constant(kind: str, text: str) -> int:
-    """Bits of an inline constant as an operand of a type sees it."""
-    t = TYPES[kind]
-    if text in INLINE_FLOATS:
-        fmt = t.fmt or {16: ref.F16, 32: ref.F32, 64: ref.F64}[t.bits]
-        return ref.encode(fmt, ref.decode(ref.F64, ref.f64_bits(INLINE_FLOATS[text])))
-    return int(text) & ((1 << t.bits) - 1)
-
-
-def _text_sources(case: VectorCase) -> list[int]:
-    return [i for i, k in enumerate(case.sources) if k not in ("mask", "vcc") and not k.startswith("old:")]
-
-
-def _scalar_forms(build: Builder, encoding: str, sources: list[int]) -> None:
-    """SGPR, inline constants and a literal, in each position that the encoding allows."""
-    case = build.case
-    has_mask = "mask" in case.sources or "vcc" in case.sources
-    places = sources[:1] if encoding == "e32" else sources
-    for index in places:
-        kind = case.sources[index]
-        t = TYPES[kind]
-        if kind.startswith("pk_") or t.bits not in (16, 32, 64):
-            continue
-        if not has_mask:
-            name = sname(SCALAR_SOURCE, t.registers)
-            build.emit(encoding, f"sgpr src{index}", {index: name}, {index: build.scalar_value(index)})
-        texts = ["0.5", "-2.0", "-16"] if t.fmt else ["64", "-1"] + (["0.5"] if t.bits == 32 else [])
-        for text in texts:
-            values = [constant(kind, text)] * build.num
-            build.emit(encoding, f"inline {text} src{index}", {index: text}, {index: values})
-        if encoding == "e32" and t.bits == 32 and not has_mask:
-            literal = 0x3FB8AA3B if t.fmt else 0x89ABCDEF
-            build.emit(encoding, "literal", {index: hex(literal)}, {index: [literal] * build.num})
-
-
-def _modifier_forms(build: Builder, encoding: str, sources: list[int]) -> None:
-    """neg and abs on float sources, op_sel on 16-bit operands, clamp on a float result."""
-    case = build.case
-    floats = [i for i in sources if TYPES[case.sources[i]].fmt is not None]
-    for choice in ("neg", "abs", "both"):
-        names, columns = {}, {}
-        for order, index in enumerate(floats):
-            sign = 1 << (TYPES[case.sources[index]].bits - 1)
-            how = {"neg": "neg", "abs": "abs", "both": ("both", "neg", "abs")[order % 3]}[choice]
-            register, column = build.register_of(index), build.source_columns()[index]
-            if how != "neg":
-                column = [v & ~sign for v in column]
-            if how != "abs":
-                column = [v ^ sign for v in column]
-            names[index] = {"neg": f"-{register}", "abs": f"|{register}|", "both": f"-|{register}|"}[how]
-            columns[index] = column
-        if floats:
-            build.emit(encoding, choice, names, columns)
-
-
-def _op_sel_forms(build: Builder, encoding: str, sources: list[int]) -> None:
-    """VOP3 op_sel on 16-bit operands: upper halves as sources, upper half as destination."""
-    case = build.case
-    if encoding != "vop3" or not case.op_sel:  # gfx9 has op_sel in instructions that exist in VOP3 only
-        return
-    if TYPES[case.results[0]].bits != 16 or any(TYPES[case.sources[i]].bits != 16 for i in sources):
-        return
-    ones = ",".join("1" for _ in sources)
-    columns = {i: build.high_column(i) for i in sources}
-    build.emit(
-        encoding,
-        "op_sel all high",
-        columns=columns,
-        suffix=f"op_sel:[{ones},1]",
-        place=lambda result, before: result << 16 | before & 0xFFFF,
-    )
-    first = ",".join("1" if n == 0 else "0" for n in range(len(sources)))
-    build.emit(
-        encoding,
-        "op_sel src0 high, dst high",
-        columns={sources[0]: columns[sources[0]]},
-        suffix=f"op_sel:[{first},1]",
-        place=lambda result, before: result << 16 | before & 0xFFFF,
-    )
-
-
-def _select(values: list[int], high: list[int], bits: int, sel: str, sext: bool) -> list[int]:
-    """SDWA source selection on register contents."""
-    out = []
-    for lo, hi in zip(values, high, strict=True):
-        register = lo | hi << 16 if bits == 16 else lo
-        if sel == "DWORD":
-            out.append(register & ((1 << bits) - 1))
-            continue
-        width = 16 if sel.startswith("WORD") else 8
-        part = register >> (width * int(sel[-1])) & ((1 << width) - 1)
-        out.append(ref.sx(part, width) & ((1 << bits) - 1) if sext else part)
-    return out
-
-
-SDWA_FORMS = (
-    # source selects, sext, destination select, what happens to the rest
-    (("WORD_1", "BYTE_2"), False, "DWORD", "UNUSED_PAD"),
-    (("BYTE_3", "WORD_0"), True, "WORD_1", "UNUSED_PRESERVE"),
-    (("BYTE_1", "WORD_1"), False, "WORD_1", "UNUSED_PAD"),
-    (("WORD_0", "BYTE_0"), False, "WORD_0", "UNUSED_SEXT"),
-)
-
-
-def _place_sdwa(dst: str, unused: str) -> Callable[[int, int], int] | None:
-    if dst == "DWORD":
-        return None
-    shift = 16 * int(dst[-1])
-
-    def place(result: int, before: int) -> int:
-        part = result & 0xFFFF
-        if unused == "UNUSED_PRESERVE":
-            return before & ~(0xFFFF << shift) | part << shift
-        if unused == "UNUSED_SEXT" and shift == 0:
-            return ref.sx(part, 16) & ref.M32
-        return part << shift
-
-    return place
-
-
-def _sdwa_forms(build: Builder, sources: list[int]) -> None:
-    case = build.case
-    result = case.results[0]
-    for selects, sext, dst, unused in SDWA_FORMS:
-        names, columns, words = {}, {}, []
-        if result in ("mask", "f32") and dst != "DWORD":
-            continue  # half of an f32 result is of no use
-        for order, index in enumerate(sources):
-            t = TYPES[case.sources[index]]
-            sel, extend = selects[order % 2], sext and case.sdwa_sext
-            if t.fmt is not None:  # float operands: whole words only, no sign extension
-                sel, extend = (
-                    ("DWORD" if t.bits == 32 else sel.replace("BYTE_3", "WORD_1").replace("BYTE", "WORD")),
-                    False,
-                )
-                sel = "WORD_0" if sel in ("WORD_2", "WORD_3") else sel
-            high = build.high_column(index)
-            columns[index] = _select(build.source_columns()[index], high, t.bits, sel, extend)
-            if extend:
-                names[index] = f"sext({build.register_of(index)})"
-            words.append(f"src{order}_sel:{sel}")
-        if result == "mask":
-            build.emit("sdwa", " ".join(words), names, columns, suffix=" ".join(words))
-            continue
-        text = f"dst_sel:{dst} dst_unused:{unused} {' '.join(words)}"
-        place = _place_sdwa(dst, unused)
-        if TYPES[result].bits == 16 and dst == "DWORD":
-            place = lambda value, before: value  # noqa: E731  the 16-bit result, zero extended
-        build.emit("sdwa", text, names, columns, suffix=text, place=place)
-
-
-DPP_FORMS: tuple[tuple[str, Callable[[int], int]], ...] = (
-    ("quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf", lambda n: n ^ 1),
-    ("row_ror:3 row_mask:0xf bank_mask:0xf", lambda n: (n & 0x30) | (n - 3) % 16),
-)
-
-
-def _dpp_forms(build: Builder, sources: list[int]) -> None:
-    column = build.source_columns()[sources[0]]
-    for text, lane_of in DPP_FORMS:
-        moved = [column[i // LANES * LANES + lane_of(i % LANES)] for i in range(build.num)]
-        build.emit("dpp", text.split()[0], columns={sources[0]: moved}, suffix=text)
-
-
-def check_vector_case(case: VectorCase) -> None:
-    """Run a vector case in all its forms (DPP forms in a run with a full exec mask)."""
-    build, sources = Builder(case), _text_sources(case)
-    for encoding in case.encodings:
-        if encoding == "sdwa":
-            _sdwa_forms(build, sources)
-        elif case.literal_at is not None:
-            for value in (0x3FB8AA3B, 0xC0490FDB, 0x00000003):
-                at = case.literal_at
-                build.emit(encoding, f"literal {value:#x}", {at: hex(value)}, {at: [value] * build.num})
-        elif encoding != "dpp":
-            build.emit(encoding, "vgprs")
-            if case.scalar:
-                _scalar_forms(build, encoding, sources)
-            if encoding in ("e64", "vop3") and case.modifiers:
-                _modifier_forms(build, encoding, sources)
-                _op_sel_forms(build, encoding, sources)
-    build.execute()
-    if "dpp" in case.encodings:
-        build = Builder(case, full_exec=True)
-        _dpp_forms(build, sources)
-        build.execute()
-
-
-__all__ = ["HOLES", "Builder", "VectorCase", "check_vector_case", "constant", "row"]
+__all__ = ["Builder", "VectorCase", "row"]

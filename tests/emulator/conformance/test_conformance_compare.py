@@ -18,6 +18,7 @@ import conformance_functions as fn
 import conformance_reference as ref
 import numpy as np
 import pytest
+from conformance_forms import check_vector_case
 from conformance_harness import (
     EXEC_WITH_HOLES,
     LANES,
@@ -30,7 +31,7 @@ from conformance_harness import (
     test_values,
     to_registers,
 )
-from conformance_vector import VectorCase, check_vector_case, row
+from conformance_vector import VectorCase, row
 
 FORMATS = {"f16": ref.F16, "f32": ref.F32, "f64": ref.F64}
 

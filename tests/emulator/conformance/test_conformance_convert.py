@@ -17,11 +17,12 @@ from typing import Any
 
 import conformance_reference as ref
 import pytest
+from conformance_forms import check_vector_case
 from conformance_harness import Case, Expected, Halves, OneOf, case_id, implemented
 from conformance_reference import BF16, E4M3, E5M2, F16, F32, F64, M32, decode, encode, sx, to_int
-from conformance_vector import VectorCase, check_vector_case, row
+from conformance_vector import VectorCase, row
 
-ALL = "e32 e64 sdwa dpp"
+ALL, WIDE = "e32 e64 sdwa dpp", "e32 e64 dpp"
 I32, U32 = (-(1 << 31), (1 << 31) - 1), (0, M32)
 
 
@@ -105,10 +106,18 @@ SCALAR_TYPES: list[VectorCase] = [
         "floor(x + 0.5), the sum rounded or not",
     ),
     row(
-        "v_cvt_i32_f64", "f64 -> i32", integer(F64, I32, 32), "e32 e64", "toward zero, saturates, NaN gives 0"
+        "v_cvt_i32_f64",
+        "f64 -> i32",
+        integer(F64, I32, 32),
+        WIDE,
+        "toward zero, saturates, NaN gives 0",
     ),
     row(
-        "v_cvt_u32_f64", "f64 -> u32", integer(F64, U32, 32), "e32 e64", "toward zero, saturates, NaN gives 0"
+        "v_cvt_u32_f64",
+        "f64 -> u32",
+        integer(F64, U32, 32),
+        WIDE,
+        "toward zero, saturates, NaN gives 0",
     ),
     row(
         "v_cvt_f32_i32",
@@ -126,10 +135,10 @@ SCALAR_TYPES: list[VectorCase] = [
         "rounds to nearest even",
         modifiers=False,
     ),
-    row("v_cvt_f64_i32", "i32 -> f64", from_integer(F64, 32, True), "e32 e64", "exact", modifiers=False),
-    row("v_cvt_f64_u32", "u32 -> f64", from_integer(F64, 32, False), "e32 e64", "exact", modifiers=False),
-    row("v_cvt_f32_f64", "f64 -> f32", narrow(F64, F32), "e32 e64", "rounds into subnormals, overflows"),
-    row("v_cvt_f64_f32", "f32 -> f64", narrow(F32, F64), "e32 e64", "exact"),
+    row("v_cvt_f64_i32", "i32 -> f64", from_integer(F64, 32, True), WIDE, "exact", modifiers=False),
+    row("v_cvt_f64_u32", "u32 -> f64", from_integer(F64, 32, False), WIDE, "exact", modifiers=False),
+    row("v_cvt_f32_f64", "f64 -> f32", narrow(F64, F32), WIDE, "rounds into subnormals, overflows"),
+    row("v_cvt_f64_f32", "f32 -> f64", narrow(F32, F64), WIDE, "exact"),
     row(
         "v_cvt_f16_f32", "f32 -> f16", narrow(F32, F16), ALL, "rounds into subnormals, overflows", count=1024
     ),

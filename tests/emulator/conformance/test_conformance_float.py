@@ -19,9 +19,10 @@ from fractions import Fraction
 import conformance_functions as fn
 import conformance_reference as ref
 import pytest
+from conformance_forms import check_vector_case
 from conformance_harness import Case, case_id, implemented
 from conformance_reference import F16, F32, F64
-from conformance_vector import VectorCase, check_vector_case, row
+from conformance_vector import VectorCase, row
 
 ALL = "e32 e64 sdwa dpp"
 F, FF, FFF = "f32 -> f32", "f32 f32 -> f32", "f32 f32 f32 -> f32"
@@ -124,7 +125,7 @@ ELEMENTARY: list[VectorCase] = [
         "v_rcp_f64",
         D,
         fn.approximate(F64, fn.reciprocal(F64), Fraction(1 << 29), False),
-        "e32 e64",
+        "e32 e64 dpp",
         "2^29 ulp",
         keep=lambda a: 1 < (a >> 52 & 2047) < 2044 or a << 1 & ref.M64 in (0, 0x7FF << 53),
     ),
@@ -132,7 +133,7 @@ ELEMENTARY: list[VectorCase] = [
         "v_rsq_f64",
         D,
         fn.approximate(F64, fn.reciprocal_root(F64), Fraction(1 << 29), False),
-        "e32 e64",
+        "e32 e64 dpp",
         "2^29 ulp",
         keep=lambda a: (a >> 52 & 2047) > 0,
     ),
@@ -140,7 +141,7 @@ ELEMENTARY: list[VectorCase] = [
         "v_sqrt_f64",
         D,
         fn.approximate(F64, fn.root(F64), Fraction(1 << 29), False),
-        "e32 e64",
+        "e32 e64 dpp",
         "2^29 ulp",
         keep=lambda a: (a >> 52 & 2047) > 0,
     ),
@@ -226,17 +227,17 @@ DOUBLE: list[VectorCase] = [
     row("v_add_f64", DD, fn.exact(F64, ref.add), checks="rounding, subnormals", count=1024),
     row("v_mul_f64", DD, fn.exact(F64, ref.multiply), checks="rounding, subnormals", count=1024),
     row("v_fma_f64", DDD, fn.exact(F64, ref.fma), checks="one rounding", count=1024),
-    row("v_fmac_f64", "f64 f64 old:f64 -> f64", fn.exact(F64, ref.fma), "e32 e64", "one rounding"),
+    row("v_fmac_f64", "f64 f64 old:f64 -> f64", fn.exact(F64, ref.fma), "e32 e64 dpp", "one rounding"),
     row("v_min_f64", DD, fn.minmax(F64, False), checks="NaN, signed zero"),
     row("v_max_f64", DD, fn.minmax(F64, True), checks="NaN, signed zero"),
-    row("v_floor_f64", D, fn.rounded(F64, "floor"), "e32 e64"),
-    row("v_ceil_f64", D, fn.rounded(F64, "ceil"), "e32 e64"),
-    row("v_trunc_f64", D, fn.rounded(F64, "trunc"), "e32 e64"),
-    row("v_rndne_f64", D, fn.rounded(F64, "even"), "e32 e64"),
-    row("v_fract_f64", D, fn.fract(F64), "e32 e64"),
+    row("v_floor_f64", D, fn.rounded(F64, "floor"), "e32 e64 dpp"),
+    row("v_ceil_f64", D, fn.rounded(F64, "ceil"), "e32 e64 dpp"),
+    row("v_trunc_f64", D, fn.rounded(F64, "trunc"), "e32 e64 dpp"),
+    row("v_rndne_f64", D, fn.rounded(F64, "even"), "e32 e64 dpp"),
+    row("v_fract_f64", D, fn.fract(F64), "e32 e64 dpp"),
     row("v_ldexp_f64", "f64 i32 -> f64", fn.ldexp(F64, 32), checks="rounds into subnormals"),
-    row("v_frexp_mant_f64", D, fn.frexp_mant(F64), "e32 e64"),
-    row("v_frexp_exp_i32_f64", "f64 -> i32", fn.frexp_exp(F64, 32), "e32 e64"),
+    row("v_frexp_mant_f64", D, fn.frexp_mant(F64), "e32 e64 dpp"),
+    row("v_frexp_exp_i32_f64", "f64 -> i32", fn.frexp_exp(F64, 32), "e32 e64 dpp"),
     row(
         "v_div_fixup_f64",
         DDD,

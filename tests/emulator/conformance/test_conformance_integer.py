@@ -15,9 +15,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from conformance_forms import check_vector_case
 from conformance_harness import Case, case_id, implemented
 from conformance_reference import M32, M64, saturate, sx
-from conformance_vector import VectorCase, check_vector_case, row
+from conformance_vector import VectorCase, row
 
 ALL = "e32 e64 sdwa dpp"
 
@@ -169,7 +170,7 @@ CARRY: list[VectorCase] = [
 ]
 VOP1: list[VectorCase] = [
     row("v_mov_b32", "b32 -> b32", lambda a: a, ALL),
-    row("v_mov_b64", "b64 -> b64", lambda a: a, "e32 e64", "register pairs"),
+    row("v_mov_b64", "b64 -> b64", lambda a: a, "e32 e64 dpp", "register pairs"),
     row("v_not_b32", U, lambda a: ~a & M32, ALL),
     row("v_bfrev_b32", U, lambda a: reverse(a, 32), ALL),
     row("v_ffbh_u32", U, lambda a: first_bit(a, 32, True), ALL, "-1 when no bit is set"),
