@@ -18,8 +18,11 @@ allow for K float32 roundings; one that passes here with no tolerance may fail t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -32,15 +35,45 @@ from kernellib.emulator.arith.smallfloat import E2M1, E2M3, E3M2, E4M3, E5M2, Sm
 Decoder = Callable[[Array], Array]
 
 
+class _Arrays(threading.local):
+    """Temporary arrays of one thread: fresh ones of a matrix operation's size cost more than its sums."""
+
+    def __init__(self) -> None:
+        self.rings: dict[tuple[tuple[int, ...], Any], tuple[list[Array], Iterator[int]]] = {}
+
+
+_arrays = _Arrays()
+RING = 4
+
+
+def _scratch(shape: tuple[int, ...], dtype: Any) -> Array:
+    """An array that is this caller's until RING - 1 more of its shape have been asked for.
+
+    One matrix operation has at most two of a shape in use: the two operands.
+    """
+    found = _arrays.rings.get((shape, dtype))
+    if found is None:
+        if len(_arrays.rings) > 64:
+            _arrays.rings.clear()
+        ring = [np.empty(shape, dtype) for _ in range(RING)]
+        found = _arrays.rings[shape, dtype] = ring, itertools.cycle(range(RING))
+    return found[0][next(found[1])]
+
+
 def _decode_bf16(words: Array) -> Array:
-    values = np.empty((*words.shape, 2), np.float64)
-    values[..., 0] = (words << np.uint32(16)).view(np.float32)
-    values[..., 1] = (words & np.uint32(0xFFFF0000)).view(np.float32)
-    return values.reshape(*words.shape[:-1], -1)
+    values = _scratch((*words.shape[:-1], 2, words.shape[-1]), np.float64)
+    bits = _scratch(words.shape, np.uint32)
+    values[..., 0, :] = np.left_shift(words, np.uint32(16), out=bits).view(np.float32)
+    values[..., 1, :] = np.bitwise_and(words, np.uint32(0xFFFF0000), out=bits).view(np.float32)
+    return values
 
 
 def _decode_f16(words: Array) -> Array:
-    return np.asarray(words.view(np.float16).astype(np.float64))
+    values = _scratch((*words.shape[:-1], 2, words.shape[-1]), np.float64)
+    halves = words.view(np.float16)
+    values[..., 0, :] = halves[..., 0::2]
+    values[..., 1, :] = halves[..., 1::2]
+    return values
 
 
 def _decode_f32(words: Array) -> Array:
@@ -57,8 +90,24 @@ def _decode_i8(words: Array) -> Array:
 
 
 def _byte_decoder(fmt: SmallFormat) -> Decoder:
-    table = fmt.table.astype(np.float64)
-    return lambda words: np.take(table, words.view(np.uint8))
+    # Two bytes at a time: a table of 65,536 pairs (1 MiB) halves the number of look-ups.
+    codes = np.arange(1 << 16)
+    pairs = _as_pairs(fmt.table[codes & 0xFF], fmt.table[codes >> 8])
+    return lambda words: _look_up(pairs, words.view(np.uint16))
+
+
+def _as_pairs(first: Array, second: Array) -> Array:
+    """complex128 table whose entries stand for two float64."""
+    return np.stack([first, second], axis=-1).astype(np.float64).view(np.complex128)[..., 0]
+
+
+def _look_up(pairs: Array, codes: Array) -> Array:
+    """float64 values of codes that stand for two each."""
+    index = _scratch(codes.shape, np.intp)
+    index[...] = codes
+    values = _scratch(codes.shape, np.complex128)
+    np.take(pairs, index, out=values, mode="clip")  # clip: no code exceeds the table, and out is not buffered
+    return values.view(np.float64)
 
 
 def _decode_fp6(fmt: SmallFormat) -> Decoder:
@@ -74,22 +123,26 @@ def _decode_fp6(fmt: SmallFormat) -> Decoder:
 
 
 def _decode_fp4(words: Array) -> Array:
-    pairs = np.take(_FP4_PAIRS, words.view(np.uint8), axis=0)
-    return pairs.reshape(*words.shape[:-1], -1)
+    return _look_up(_FP4_PAIRS, words.view(np.uint8))
 
 
-_FP4_PAIRS = np.stack([E2M1.table[np.arange(256) & 15], E2M1.table[np.arange(256) >> 4]], axis=-1).astype(
-    np.float64
-)
+_FP4_PAIRS = _as_pairs(E2M1.table[np.arange(256) & 15], E2M1.table[np.arange(256) >> 4])
+_SCALES = e8m0.decode(np.arange(256, dtype=np.uint8)).astype(np.float64)
 
 
 @dataclass(frozen=True)
 class ItemType:
-    """An operand element type: name, bits, how 32-bit words become values, largest bytes of one piece."""
+    """An operand element type.
+
+    `decode` makes values of 32-bit words.  `by_k`: its words come with K outermost, [..., words along K,
+    rows], and become [..., words along K, items per word, rows]: the copy out of the registers then moves
+    whole rows of lanes, and the product reads both operands the way it likes best.  Otherwise K is innermost.
+    """
 
     name: str
     bits: int
     decode: Decoder
+    by_k: bool = False
 
     def num_registers(self, shape: Shape, rows: int) -> int:
         """Registers per lane of an operand of `rows` rows."""
@@ -102,8 +155,8 @@ class ItemType:
 
 F64 = ItemType("f64", 64, _decode_f64)
 F32 = ItemType("f32", 32, _decode_f32)
-BF16 = ItemType("bf16", 16, _decode_bf16)
-F16 = ItemType("f16", 16, _decode_f16)
+BF16 = ItemType("bf16", 16, _decode_bf16, by_k=True)
+F16 = ItemType("f16", 16, _decode_f16, by_k=True)
 I8 = ItemType("i8", 8, _decode_i8)
 FP8 = ItemType("fp8", 8, _byte_decoder(E4M3))
 BF8 = ItemType("bf8", 8, _byte_decoder(E5M2))
@@ -115,9 +168,13 @@ F8F6F4_FORMATS = (FP8, BF8, FP6, BF6, FP4)
 
 
 def operand(registers: Array, item: ItemType, shape: Shape, rows: int) -> Array:
-    """Decode an operand: uint32 [R, n, 64] to values [n, blocks, rows, K]."""
+    """Decode an operand: uint32 [R, n, 64] to values [n, blocks, rows, K], in memory reused soon."""
+    pieces = item.pieces(shape, rows)
+    if item.by_k:
+        values = item.decode(layout.operand_by_k(registers, rows, shape.blocks, pieces))
+        return values.reshape(values.shape[0], shape.blocks, -1, rows).swapaxes(-1, -2)
     # The gather puts a lane's registers side by side, so that pairs join to 64-bit items as well.
-    return item.decode(layout.operand_to_rows(registers, rows, shape.blocks, item.pieces(shape, rows)))
+    return item.decode(layout.operand_to_rows(registers, rows, shape.blocks, pieces))
 
 
 def multiply_accumulate(a: Array, b: Array, c: Array, shape: Shape, *, saturate: bool = False) -> Array:
@@ -128,15 +185,22 @@ def multiply_accumulate(a: Array, b: Array, c: Array, shape: Shape, *, saturate:
         c: [num_outputs, n, 64] float32, float64 or int32; decides the result's type.
         saturate: overflow to the largest finite value instead of infinity, or int32 saturation.
     """
+    products = _scratch((*a.shape[:-1], b.shape[-2]), a.dtype)
     with np.errstate(all="ignore"):
-        products = np.matmul(a, b.swapaxes(-1, -2))
-        items = layout.matrix_to_output(products, shape)
-        if c.dtype == np.int32:
-            total = items.astype(np.int64) + c
-            if saturate:
-                total = np.clip(total, -(1 << 31), (1 << 31) - 1)
-            return np.asarray(total.astype(np.uint64).astype(np.uint32).view(np.int32))
-        result = (items + c).astype(c.dtype, copy=False)
+        np.matmul(a, b.swapaxes(-1, -2), out=products)
+        return _accumulate(products, c, shape, saturate)
+
+
+def _accumulate(products: Array, c: Array, shape: Shape, saturate: bool) -> Array:
+    """D items of the products' sums [n, blocks, M, N]."""
+    items = layout.matrix_to_output(products, shape)
+    if c.dtype == np.int32:
+        total = items.astype(np.int64) + c
+        if saturate:
+            total = np.clip(total, -(1 << 31), (1 << 31) - 1)
+        return np.asarray(total.astype(np.uint64).astype(np.uint32).view(np.int32))
+    result = np.empty(items.shape, c.dtype)
+    np.add(items, c, out=result, casting="same_kind")
     if saturate:
         largest = np.finfo(c.dtype).max
         result = np.where(np.isinf(result), np.copysign(largest, result), result).astype(c.dtype)
@@ -176,21 +240,31 @@ def mfma_f8f6f4(
         a, b: uint32 [R, n, 64], R at least what the format needs (8, 6 or 4 registers).
         formats: (CBSZ, BLGP), indices into `F8F6F4_FORMATS`.
         scales: E8M0 bytes of A and B, uint8 [n, 64] each, or None for the unscaled forms.
-    Each operand follows its own format's placement. A scale multiplies its 32 products' sum, here by scaling
-    the values themselves, which float64 holds exactly; 255 makes the sum NaN (CDNA4 ISA 7.2).
+    Each operand follows its own format's placement. The sum of the 32 products of a K block is multiplied by
+    the block's two scales before the blocks are added up; 255 makes it NaN (CDNA4 ISA 7.2).
     """
-    values = []
-    for registers, index, rows, scale in zip(
-        (a, b), formats, (shape.m, shape.n), scales or (None, None), strict=True
-    ):
-        item = F8F6F4_FORMATS[index]
-        value = operand(registers[: item.num_registers(shape, rows)], item, shape, rows)
-        if scale is not None:
-            factor = e8m0.decode(layout.scales_to_rows(scale, rows)).astype(np.float64)
-            blocked = value.reshape(*value.shape[:-1], -1, 32)
-            value = (blocked * factor[:, None, :, :, None]).reshape(value.shape)
-        values.append(value)
-    return multiply_accumulate(values[0], values[1], c, shape, saturate=saturate)
+    left, right = (
+        operand(registers[: item.num_registers(shape, rows)], item, shape, rows)
+        for registers, item, rows in (
+            (a, F8F6F4_FORMATS[formats[0]], shape.m), (b, F8F6F4_FORMATS[formats[1]], shape.n)
+        )
+    )  # fmt: skip
+    if scales is None:
+        return multiply_accumulate(left, right, c, shape, saturate=saturate)
+    blocks = shape.k // 32
+    num_waves = left.shape[0]
+    left = left.reshape(num_waves, shape.m, blocks, 32).swapaxes(1, 2)
+    right = right.reshape(num_waves, shape.n, blocks, 32).transpose(0, 2, 3, 1)
+    scale_a, scale_b = (
+        _SCALES[layout.scales_to_rows(scale, rows)].swapaxes(1, 2)
+        for scale, rows in zip(scales, (shape.m, shape.n), strict=True)
+    )
+    products = _scratch((num_waves, blocks, shape.m, shape.n), np.float64)
+    with np.errstate(all="ignore"):
+        np.matmul(left, right, out=products)
+        products *= scale_a[..., :, None]
+        products *= scale_b[..., None, :]
+        return _accumulate(products.sum(axis=1), c, shape, saturate)
 
 
 def smfmac(
