@@ -112,7 +112,13 @@ def _range_writer(ctx: BindContext, kind: OperandType, row: int, count: int) -> 
 
         return Writer(write)
     slot, dtype = src.vgpr_range_slot(ctx, row, count, kind.dtype), kind.dtype
-    return Writer(lambda g, value, lanes: _store(g.views[slot], value, lanes, dtype), slot)
+
+    def write_range(g: WaveGroup, value: Any, lanes: Array | None) -> None:
+        if value.ndim == 1:  # constants only: one value per register
+            value = value[:, None, None]
+        _store(g.views[slot], value, lanes, dtype)
+
+    return Writer(write_range, slot)
 
 
 def _packed16_writer(ctx: BindContext, kind: OperandType, row: int) -> Writer:

@@ -140,6 +140,9 @@ def _sdwa_forms(build: Builder, sources: list[int]) -> None:
         where, rest = dst, unused
         if result == "mask" and dst != "DWORD":
             continue
+        if not case.sdwa_dst:
+            build.emit("sdwa", " ".join(words), names, columns, suffix=" ".join(words))
+            continue
         if TYPES[result].bits == 64 or result == "f32":
             where, rest = "DWORD", "UNUSED_PAD"  # half of an f32 result is of no use
         for order, index in enumerate(sources):

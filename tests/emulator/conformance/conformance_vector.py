@@ -57,6 +57,7 @@ class VectorCase(Case):
     modifiers: bool = True  # whether neg/abs/clamp apply (float sources in VOP3)
     clamp: bool = True  # whether a float result takes the clamp bit
     op_sel: bool = True  # whether VOP3 on 16-bit operands has op_sel (the legacy instructions lack it)
+    sdwa_dst: bool = True  # whether SDWA has dst_sel
     sdwa_sext: bool = True  # whether integer sources under SDWA take sext()
     scalar: bool = True  # whether SGPR and inline forms apply
     suffix: str = ""  # modifiers that each line carries
