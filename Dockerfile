@@ -30,6 +30,10 @@ RUN python3 -m pip install --no-cache-dir --no-deps \
         nbclient==0.11.0 \
         nbconvert==7.17.2 \
         matplotlib==3.11.2 \
+        ipython==9.18.1 \
+        jupyter_client==8.10.0 \
+        pyzmq==27.3.0 \
+        fastjsonschema==2.22.3 \
         jsonschema==4.26.0 \
         scipy==1.17.1 \
         pytest==9.2.0 \

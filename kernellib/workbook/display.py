@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import matplotlib
-from cycler import cycler
 from IPython.display import Image
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.rcsetup import cycler
 
 # Colours that stay apart for colour-blind readers (Okabe and Ito's palette, darkened for text on white).
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#B3261E", "#7B4FA3", "#6B7280"
