@@ -247,13 +247,13 @@ def test_sparse(rng: np.random.Generator, name: str, text: str) -> None:
     mask = mask.reshape(shape.m, shape.k)
     packed = a_codes[0][mask].reshape(1, shape.m, shape.k // 2)
     split = item.pieces(shape, shape.n) == 2
-    stored = place_operand(packed, item, split)
+    stored = place_operand(packed, item, False)  # only the dense operand comes in two pieces
     index_bits = shape.k // 2 * shape.m // 64 * 2  # per lane
     if index_bits >= 32:
         codes = keep.reshape(1, shape.m, shape.k // 2).astype(np.uint8)
-        places = place_operand(codes, mfma.ItemType("2b", 2, item.decode), split)
+        places = place_operand(codes, mfma.ItemType("2b", 2, item.decode), False)
     else:
-        places = _small_index(keep, shape, split)
+        places = _small_index(keep, shape)
     sets = 32 // index_bits
     c = rng.integers(-100, 100, (1, shape.m, shape.n)).astype(np.int32 if name == "i8" else np.float32)
     want = place_output((c + (a[0] * mask) @ b[0].T).astype(c.dtype), shape)
@@ -271,18 +271,13 @@ def test_sparse(rng: np.random.Generator, name: str, text: str) -> None:
         np.testing.assert_array_equal(got[:, 0], want)
 
 
-def _small_index(keep: Array, shape: Shape, split: bool) -> Array:
+def _small_index(keep: Array, shape: Shape) -> Array:
     """Index registers where a lane has fewer than 32 bits of indices."""
     per_lane = shape.k // 2 * shape.m // 64
     lanes = np.zeros((1, 64), np.uint32)
     for row in range(shape.m):
         for position, place in enumerate(keep.reshape(shape.m, -1)[row].tolist()):
-            if split:
-                half, rest = divmod(position, shape.k // 4)
-                group, item = divmod(rest, per_lane // 2)
-                item += half * (per_lane // 2)
-            else:
-                group, item = divmod(position, per_lane)
+            group, item = divmod(position, per_lane)
             lanes[0, row + shape.m * group] |= np.uint32(place << (2 * item))
     return lanes
 

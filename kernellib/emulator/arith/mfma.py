@@ -167,9 +167,12 @@ F8F6F4_FORMATS = (FP8, BF8, FP6, BF6, FP4)
 """Operand types by the value of CBSZ (A) and BLGP (B); CDNA4 ISA 7.1.5."""
 
 
-def operand(registers: Array, item: ItemType, shape: Shape, rows: int) -> Array:
-    """Decode an operand: uint32 [R, n, 64] to values [n, blocks, rows, K], in memory reused soon."""
-    pieces = item.pieces(shape, rows)
+def operand(registers: Array, item: ItemType, shape: Shape, rows: int, pieces: int = 0) -> Array:
+    """Decode an operand: uint32 [R, n, 64] to values [n, blocks, rows, K], in memory reused soon.
+
+    `pieces`: how many stretches of K a lane holds; 0: what the item type says.
+    """
+    pieces = pieces or item.pieces(shape, rows)
     if item.by_k:
         values = item.decode(layout.operand_by_k(registers, rows, shape.blocks, pieces))
         return values.reshape(values.shape[0], shape.blocks, -1, rows).swapaxes(-1, -2)
@@ -278,6 +281,9 @@ def smfmac(
         index: uint32 [n, 64]; two bits per stored element of A give its place in its group of four.
         cbsz, abid: choose the set of indices where a register holds several: with CBSZ 0 set ABID, else set
         0.
+    A lane's elements of A are one stretch of K in every shape, while B of more than 16 bytes comes in two
+    pieces (`mfma_layout`): the two differ, as probes on MI350 by two public projects agree (one-hot operands
+    for 16x16x64 f16 and bf16; random matrices for 16x16x64, 32x32x32, 16x16x128 and 32x32x64).
     Source: CDNA4 ISA 7.5.
     """
     item = types[0]
@@ -292,7 +298,7 @@ def smfmac(
         target = which // 2 * 4 + places[which]
         np.put_along_axis(dense, target[None], stored[which][None], axis=0)
     registers = _registers(dense)
-    left = operand(registers, item, shape, shape.m)
+    left = operand(registers, item, shape, shape.m, pieces=1)
     right = operand(b, types[1], shape, shape.n)
     return multiply_accumulate(left, right, c, shape, saturate=saturate)
 
