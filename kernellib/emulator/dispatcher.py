@@ -24,6 +24,8 @@ IDLE_ROUNDS = 4  # rounds without a store, an end or a new workgroup before a de
 class Dispatcher:
     """The workgroups of one launch: at most `resident` at a time, in dispatch order."""
 
+    cohort_type: type[Cohort] = Cohort
+
     def __init__(self, launch: Launch, resident: int, per_cohort: int, quantum: int) -> None:
         self.launch = launch
         self.resident = max(resident, per_cohort)
@@ -48,7 +50,7 @@ class Dispatcher:
         count = min(self.per_cohort, total - self.next_workgroup, self.resident - self.num_resident)
         if count <= 0:
             return False
-        self.active.append(Cohort(self.launch, self.next_workgroup, count))
+        self.active.append(self.cohort_type(self.launch, self.next_workgroup, count))
         self.next_workgroup += count
         return True
 
@@ -65,7 +67,7 @@ class Dispatcher:
             outcome = cohort.run(self.quantum)
             self.launch.clock += self.quantum
             if outcome == "done":
-                self.launch.finish(cohort)
+                self._ended(cohort)
                 changed = True
             else:
                 self.active.append(cohort)
@@ -73,35 +75,26 @@ class Dispatcher:
             changed = self.admit() or changed
         return changed or self.launch.stores != before
 
+    def _ended(self, cohort: Cohort) -> None:
+        self.launch.finish(cohort)
+
+    def settle(self) -> None:
+        """Let everything that is on its way arrive (nothing is, where every store is visible at once)."""
+
     def stuck(self) -> bool:
         """True when every group comes back to the same registers at the same place and nothing is written.
 
         With all memory visible at once and no clock read, such a state repeats for ever.
         """
+        self.settle()
         before = self.launch.stores
-        return all(self._repeats(c) for c in list(self.active)) and self.launch.stores == before
-
-    def _repeats(self, cohort: Cohort) -> bool:
-        snapshots = {_signature(cohort)}
-        for _ in range(64):
-            if cohort.run(1) == "done":
-                self.active.remove(cohort)
-                self.launch.finish(cohort)
+        for cohort in list(self.active):
+            if not cohort.repeats():
+                if not cohort.groups:
+                    self.active.remove(cohort)
+                    self._ended(cohort)
                 return False
-            signature = _signature(cohort)
-            if signature in snapshots:
-                return True
-            snapshots.add(signature)
-        return False
-
-
-def _signature(cohort: Cohort) -> int:
-    """Hash of everything that decides what a cohort does next, memory apart."""
-    parts = []
-    for g in sorted(cohort.groups, key=lambda g: int(g.waves[0])):
-        registers = (g.vector.tobytes(), g.scalar.tobytes(), g.scc.tobytes())
-        parts.append((g.block, g.state, g.waves.tobytes(), registers))
-    return hash(tuple(parts))
+        return self.launch.stores == before
 
 
 def run_until_one_ends(dispatchers: Sequence[Dispatcher]) -> list[Dispatcher]:

@@ -92,7 +92,14 @@ class Finding(EmulatorError):
     def __init__(self, detail: str, location: Location | None = None) -> None:
         self.detail = detail
         self.location = location or Location()
+        self.schedule_seed: int | None = None
         super().__init__(f"{detail}\n  at {self.location}" if location else detail)
+
+    def name_seed(self, schedule_seed: int) -> None:
+        """Add the seed of the schedule that led here, which reproduces the run."""
+        if self.schedule_seed is None:
+            self.schedule_seed = schedule_seed
+            self.args = (f"{self.args[0]}\n  schedule_seed={schedule_seed}", *self.args[1:])
 
 
 class OutOfBoundsError(Finding):

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from kernellib.emulator.resources import (
 from kernellib.emulator.scheduler import Cohort
 from kernellib.emulator.state import FloatMode, RegisterFile
 
+if TYPE_CHECKING:
+    from kernellib.emulator.relaxed.chip import Chip
+
 Array = np.ndarray[Any, Any]
 _epochs = itertools.count(1)
 REGISTER_BYTES_PER_GROUP = 16 << 20
@@ -48,7 +51,8 @@ class Tuning:
     further, until the registers leave the cache); `quantum`: instructions a cohort issues before the next one
     gets its turn; `instruction_limit`: issues by one wave before an InstructionLimitError; `ulp_bias`: shifts
     results of v_rcp, v_rsq, v_sqrt, v_exp, v_log, v_sin and v_cos by -1, 0 or +1 ulp, within their documented
-    accuracy; `check_hazards`: whether missing wait states are findings (hazards.py).
+    accuracy; `check_hazards`: whether missing wait states are findings (hazards.py); `relaxed`: memory
+    behaves as the memory model leaves it open (relaxed/), for which a launch needs a chip.
     """
 
     waves_per_group: int = 0
@@ -56,14 +60,19 @@ class Tuning:
     instruction_limit: int = 10_000_000
     ulp_bias: int = 0
     check_hazards: bool = True
+    relaxed: bool = False
 
 
 class CompiledListing:
     """A parsed and bound listing, reusable for any number of launches."""
 
-    def __init__(self, text: str, ulp_bias: int = 0, check_hazards: bool = True) -> None:
+    def __init__(
+        self, text: str, ulp_bias: int = 0, check_hazards: bool = True, relaxed: bool = False
+    ) -> None:
         self.program: Program = parse(text)
-        self.bound: BoundProgram = bind_program(self.program, ulp_bias, check_hazards=check_hazards)
+        self.bound: BoundProgram = bind_program(
+            self.program, ulp_bias, check_hazards=check_hazards, relaxed=relaxed
+        )
         self._resources: dict[str, KernelResources] = {}
 
     @classmethod
@@ -81,12 +90,12 @@ class CompiledListing:
         return found
 
 
-_listings: dict[tuple[str, int, bool], CompiledListing] = {}
+_listings: dict[tuple[str, int, bool, bool], CompiledListing] = {}
 
 
 def compiled_listing(text: str, tuning: Tuning) -> CompiledListing:
     """Parse and bind a listing, once per text and process."""
-    key = (text, tuning.ulp_bias, tuning.check_hazards)
+    key = (text, tuning.ulp_bias, tuning.check_hazards, tuning.relaxed)
     found = _listings.get(key)
     if found is None:
         if len(_listings) > 256:
@@ -113,7 +122,11 @@ class Launch:
         dynamic_lds_bytes: int = 0,
         tuning: Tuning | None = None,
         trackers: Sequence[ByteTracker] = (),
+        chip: Chip | None = None,
+        rank: int = 0,
     ) -> None:
+        self.rank = rank
+        self.chip: Any = chip
         self.listing, self.kernel, self.grid, self.block = listing, kernel, grid, block
         self.bound = listing.bound
         self.resources = listing.resources(kernel.name)
@@ -198,8 +211,8 @@ class Launch:
             elif name == "private_segment_size":
                 scalar[:, position] = self.scratch_bytes
             elif name in ("queue_ptr", "dispatch_id", "flat_scratch_init"):
-                # LLVM asks for all of these where it cannot tell what a kernel needs (direct-to-LDS loads, for
-                # one).  There is no queue: its pointer is null, and a load from it an out-of-bounds finding.
+                # LLVM asks for all of these where it cannot tell what a kernel needs (direct-to-LDS loads,
+                # for one).  There is no queue: its pointer is null, and a load from it is out of bounds.
                 scalar[:, position : position + count] = 0
             else:
                 raise LaunchArgumentError(f"kernel {self.kernel.name} asks for {name}, which is not emulated")
@@ -232,6 +245,7 @@ class Launch:
     # ------------------------------------------------------------------ running
     def finish(self, cohort: Cohort) -> None:
         """Collect a finished cohort's counters and recycle its registers."""
+        cohort.finish()
         self.bytes.update(cohort.bytes)
         self.requests.update(cohort.requests)
         self._pool.setdefault(cohort.num_waves, []).append(cohort.regs)
@@ -247,10 +261,17 @@ class Launch:
         resident = per_cu * NUM_COMPUTE_UNITS
         try:
             with np.errstate(all="ignore"):
-                execute(Dispatcher(self, resident, min(per_cohort, resident), self.tuning.quantum))
+                execute(self._dispatcher(resident, min(per_cohort, resident)))
         finally:
             self.memory.unregister(segment)
         return self._report(stream, time.perf_counter() - begin)
+
+    def _dispatcher(self, resident: int, per_cohort: int) -> Dispatcher:
+        if self.chip is None:
+            return Dispatcher(self, resident, per_cohort, self.tuning.quantum)
+        from kernellib.emulator.relaxed.schedule import RelaxedDispatcher  # noqa: PLC0415 (it builds on this)
+
+        return RelaxedDispatcher(self, resident, per_cohort, self.tuning.quantum)
 
     def _waves_per_group(self) -> int:
         if self.tuning.waves_per_group:

@@ -25,13 +25,19 @@ from kernellib.emulator.waits import Outstanding, WaitState
 if TYPE_CHECKING:
     from kernellib.emulator.assembly import Instruction
     from kernellib.emulator.launch import Launch
+    from kernellib.emulator.relaxed.pending import VectorQueue
 
 Array = np.ndarray[Any, Any]
 GROUP_QUANTUM = 512  # blocks that one group may run while others of its cohort wait
+MAX_SPIN_BLOCKS = 256  # the longest loop that is recognised as waiting
+MAX_POLLED = 4  # addresses that a message names per group
 
 
 class Cohort:
     """Some workgroups of a launch, resident together."""
+
+    cu: Array  # relaxed mode: compute unit of each wave
+    queue: VectorQueue  # relaxed mode: vector memory operations under way
 
     def __init__(self, launch: Launch, first: int, count: int) -> None:
         bound = launch.bound
@@ -47,6 +53,7 @@ class Cohort:
         gx, gy, _ = launch.grid
         number = self.workgroup_number
         self.workgroup_id = np.stack([number % gx, number // gx % gy, number // (gx * gy)], axis=1)
+        self.xcd = number % 8  # workgroups are dealt to the eight dies round robin
         self.num_waves = count * waves
         self.regs = launch.take_registers(self.num_waves)
         self.lds_bytes = launch.lds_bytes
@@ -69,6 +76,7 @@ class Cohort:
         everyone.set_mode(launch.float_mode)
         everyone.refresh_exec()
         self.groups: list[WaveGroup] = [everyone]
+        self.polled: dict[int, list[tuple[str, int, int]]] = {}  # by the first wave of a group
         self.turn = 0
 
     # ---------------------------------------------------------------------------------- counters, locations
@@ -109,6 +117,9 @@ class Cohort:
         self.lds_in_flight[dwords] = True
         g.waits.issue(Outstanding(0, inst, "vmem", dwords))
 
+    def finish(self) -> None:
+        """Every wave has ended (a hook for cohorts that keep more than registers)."""
+
     # ---------------------------------------------------------------------------------- groups
     def _make_group(self, parent: WaveGroup, waves: Array, block: int) -> WaveGroup:
         selection = as_slice(waves)
@@ -139,13 +150,17 @@ class Cohort:
         self.groups.extend(made)
         return made
 
-    def _merge(self, g: WaveGroup) -> WaveGroup:
-        """Join a runnable group with the others that stand at the same block in the same mode."""
-        partners = [
+    def _partners(self, g: WaveGroup) -> list[WaveGroup]:
+        """Groups that a runnable group may join with where it stands."""
+        return [
             o
             for o in self.groups
             if o is not g and o.state == "run" and o.block == g.block and o.mode == g.mode
         ]
+
+    def _merge(self, g: WaveGroup) -> WaveGroup:
+        """Join a runnable group with the others that stand at the same block in the same mode."""
+        partners = self._partners(g)
         if not partners:
             return g
         for other in (*partners, g):
@@ -295,8 +310,41 @@ class Cohort:
                 self._merge(g)
 
     # ---------------------------------------------------------------------------------- diagnosis
+    def repeats(self) -> bool:
+        """Whether every runnable group, run on its own, comes back to where it was with the same registers.
+
+        Notes what each one reads meanwhile, for `waiting`.
+        """
+        self.polled.clear()
+        return all(self._comes_back(g) for g in [g for g in self.groups if g.state == "run"])
+
+    def _comes_back(self, g: WaveGroup) -> bool:
+        reads: dict[tuple[str, int, int], None] = {}
+
+        def note(space: str, action: str, mnemonic: str, size: int, addresses: Array, _: Any) -> None:
+            for address in addresses.reshape(-1)[:64]:
+                if action != "store" and len(reads) < MAX_POLLED:
+                    reads[space, int(address), size] = None
+
+        seen: set[int] = set()
+        self.count = note  # type: ignore[method-assign,assignment]
+        try:
+            for _ in range(MAX_SPIN_BLOCKS):
+                state = (g.block, g.vector.tobytes(), g.scalar.tobytes(), g.scc.tobytes())
+                signature = hash(state)
+                if signature in seen:
+                    self.polled[int(g.waves[0])] = list(reads)
+                    return True
+                seen.add(signature)
+                self._run_group(g, 1, True)
+                if g not in self.groups or g.state != "run":
+                    return False
+        finally:
+            del self.count
+        return False
+
     def waiting(self) -> list[str]:
-        """Who waits where, one line per group."""
+        """Who waits where, one line per group, with the addresses it polls and what they hold."""
         instructions = self.launch.bound.program.instructions
         lines = []
         for g in self.groups:
@@ -308,8 +356,18 @@ class Cohort:
                 f"{g.n} wave(s) from workgroup ({x}, {y}, {z}), wave {waves}: "
                 f"{what} `{inst.text}` (listing line {inst.line_no})"
                 + (f", source {inst.source}" if inst.source else "")
+                + "".join(self._value_at(*read) for read in self.polled.get(int(g.waves[0]), ()))
             )
         return lines
+
+    def _value_at(self, space: str, address: int, size: int) -> str:
+        if space not in ("global", "scalar"):
+            return f", reads {space} byte {address}"
+        found = self.memory.find(address, address + size)
+        if found is None:
+            return f", reads {address:#x}"
+        raw = found.bytes[address - found.base : address - found.base + size].tobytes()
+        return f", reads {address:#x} of {found.name}, which holds {int.from_bytes(raw, 'little'):#x}"
 
     def _barrier_deadlock(self) -> Finding:
         return DeadlockError(

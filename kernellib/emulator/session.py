@@ -9,17 +9,18 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from kernellib.emulator.errors import LaunchArgumentError, SessionError
+from kernellib.emulator.errors import Finding, LaunchArgumentError, SessionError
 from kernellib.emulator.flydsl_backend import HOST, assembly_backend
 from kernellib.emulator.kernarg import Dim3, build_kernarg, explicit_arguments
 from kernellib.emulator.launch import Launch, Tuning, as_dim3, compiled_listing, register_argument
 from kernellib.emulator.memory import Allocation, MemoryMap
+from kernellib.emulator.relaxed.chip import Chip
 from kernellib.emulator.report import ByteTracker, LaunchReport, address_range
 from kernellib.emulator.resources import get_kernel
 from kernellib.emulator.world import World, make_world
 
 Sanitize = Literal["default", "none"]
-Mode = Literal["simple"]
+Mode = Literal["simple", "relaxed"]
 
 # Shared by all sessions: what has been allocated does not depend on who asks.
 _memory = MemoryMap()
@@ -33,9 +34,13 @@ class Session:
         memory: the allocations kernels may touch; `register(tensor_or_array)` adds one explicitly.
     """
 
-    def __init__(self, sanitize: Sanitize, mode: Mode, tuning: Tuning, track: Sequence[Any]) -> None:
+    def __init__(
+        self, sanitize: Sanitize, mode: Mode, tuning: Tuning, track: Sequence[Any], schedule_seed: int = 0
+    ) -> None:
         self.sanitize = sanitize
         self.mode = mode
+        self.schedule_seed = schedule_seed
+        self.chip = Chip(schedule_seed) if mode == "relaxed" else None
         self.tuning = tuning
         self.track = [address_range(t) for t in track]
         self.memory = _memory
@@ -106,8 +111,17 @@ class Session:
     ) -> LaunchReport:
         kernarg = build_kernarg(kernel, args, grid, block, lds)
         trackers = [ByteTracker(base, size) for base, size in self.track]
-        launch = Launch(listing, kernel, grid, block, kernarg, self.memory, lds, self.tuning, trackers)
-        report = launch.run(stream) if self.world is None else launch.run(stream, self.world.execute)
+        world = self.world
+        chip, rank = (self.chip, 0) if world is None else (world.chip, world.current_rank())
+        launch = Launch(
+            listing, kernel, grid, block, kernarg, self.memory, lds, self.tuning, trackers, chip, rank
+        )
+        try:
+            report = launch.run(stream) if world is None else launch.run(stream, world.execute)
+        except Finding as finding:
+            if chip is not None:
+                finding.name_seed(self.schedule_seed)
+            raise
         with self._lock:
             self.launches.append(report)
         return report
@@ -127,6 +141,7 @@ def emulated(
     *,
     sanitize: Sanitize = "default",
     mode: Mode = "simple",
+    schedule_seed: int = 0,
     track: Sequence[Any] = (),
     transcendental_ulp_bias: int = 0,
     instruction_limit: int = 10_000_000,
@@ -138,7 +153,12 @@ def emulated(
     Args:
         sanitize: "default": bounds, use after free, alignment of atomics and LDS, missing waits and nops;
             "none" leaves the missing nops out (the others cannot be turned off).
-        mode: "simple": every store is visible at once.
+        mode: "simple": every store is visible at once. "relaxed": what the memory model of the ISA allows and
+            no more: loads and stores go through caches that are stale until an acquire, stores become visible
+            late and out of order until a release, waves run in any order (docs/emulator_memory_model.md).
+        schedule_seed: drives every choice of relaxed mode: placement of workgroups, which waves go next, when
+            stores become visible, which copies are kept.  The same seed gives the same run; every finding
+            names it.
         track: tensors (or (address, bytes)) whose bytes are counted one by one, see `LaunchReport.bytes_of`.
         transcendental_ulp_bias: -1, 0 or +1; added to the last place of v_rcp, v_rsq, v_sqrt, v_exp, v_log,
             v_sin and v_cos results, whose exact bits AMD does not publish (1 ulp is documented): results that
@@ -158,8 +178,10 @@ def emulated(
     global _active  # noqa: PLW0603
     if sanitize not in ("default", "none"):
         raise SessionError(f"sanitize={sanitize!r}: wants 'default' or 'none'")
-    if mode != "simple":
-        raise SessionError(f"mode={mode!r}: only 'simple' exists")
+    if mode not in ("simple", "relaxed"):
+        raise SessionError(f"mode={mode!r}: wants 'simple' or 'relaxed'")
+    if not isinstance(schedule_seed, int) or schedule_seed < 0:
+        raise SessionError(f"schedule_seed={schedule_seed!r}: wants an integer that is not negative")
     if transcendental_ulp_bias not in (-1, 0, 1):
         raise SessionError(f"transcendental_ulp_bias={transcendental_ulp_bias}: wants -1, 0 or 1")
     if waves_per_group < 0 or quantum < 1 or instruction_limit < 1:
@@ -170,8 +192,9 @@ def emulated(
         instruction_limit,
         transcendental_ulp_bias,
         check_hazards=sanitize == "default",
+        relaxed=mode == "relaxed",
     )
-    session = Session(sanitize, mode, tuning, track)
+    session = Session(sanitize, mode, tuning, track, schedule_seed)
     with _active_lock:
         if _active is not None:
             raise SessionError("emulated() is active already: sessions do not nest, use the active one")

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernellib.emulator.dispatcher import Dispatcher, run_until_one_ends
 from kernellib.emulator.errors import DeadlockError, SessionError
+from kernellib.emulator.relaxed.chip import Chip
 
 if TYPE_CHECKING:
     from kernellib.emulator.session import Session
@@ -64,6 +65,7 @@ class World:
         self._alive: set[int] = set()
         self._failure: BaseException | None = None
         self._stepping = False
+        self.chip = Chip(session.schedule_seed, num_ranks) if session.mode == "relaxed" else None
 
     def allocate(self, shape: Sequence[int], dtype: Any, fill: Any = 0) -> list[Any]:
         """One tensor per rank, registered with the session."""
@@ -114,7 +116,8 @@ class World:
             raise self._failure
         return results
 
-    def _rank(self) -> int:
+    def current_rank(self) -> int:
+        """The rank whose thread this is.  Raises SessionError on any other thread."""
         index = self._index_of.get(threading.get_ident())
         if index is None:
             raise SessionError("while World.run is active, only the ranks' own threads may launch")
@@ -126,7 +129,7 @@ class World:
 
     def barrier(self) -> None:
         """Host barrier over all ranks that have not ended."""
-        index = self._rank()
+        index = self.current_rank()
         with self._condition:
             generation = self._generation
             self._at_barrier.add(index)
@@ -143,7 +146,7 @@ class World:
 
     def execute(self, dispatcher: Dispatcher) -> None:
         """Run one rank's launch, interleaved with those of the others."""
-        index = self._rank()
+        index = self.current_rank()
         with self._condition:
             self._check_failure()
             self._running[index] = dispatcher

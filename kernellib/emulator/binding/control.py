@@ -125,6 +125,10 @@ def bind_cache(
     """Cache write-back and invalidation: nothing to do where every store is visible at once."""
     if inst.operands or set(inst.modifiers) - {"sc0", "sc1", "nt"}:
         raise refuse(inst, "cache instructions take only the scope bits sc0, sc1 and nt")
+    if control.ctx.relaxed:
+        from kernellib.emulator.relaxed import hooks  # noqa: PLC0415 (relaxed mode builds on binding)
+
+        return hooks.cache_step(inst, definition.mnemonic), False
     return None, False
 
 
@@ -145,6 +149,14 @@ def bind_waitcnt(control: ControlContext, inst: Instruction, definition: Control
         for dwords in landed:
             cohort.lds_in_flight[dwords] = False
 
+    if control.ctx.relaxed:
+        from kernellib.emulator.relaxed import hooks  # noqa: PLC0415 (relaxed mode builds on binding)
+
+        def relaxed(g: WaveGroup) -> None:
+            hooks.wait(g, vmcnt)
+            step(g)
+
+        return relaxed, False
     return step, False
 
 
@@ -216,7 +228,7 @@ def _hwreg_value(g: WaveGroup, inst: Instruction, number: int) -> Array:
     if number == HWREGS["HW_REG_MODE"]:
         return np.full(g.n, g.mode.to_bits(), np.uint32)
     if number == HWREGS["HW_REG_XCC_ID"]:  # workgroups are dealt to the eight dies round robin
-        return (g.cohort.workgroup_number[g.waves] % 8).astype(np.uint32)
+        return g.cohort.xcd[g.waves].astype(np.uint32)
     if number == HWREGS["HW_REG_TRAPSTS"]:
         return np.zeros(g.n, np.uint32)
     raise refuse(inst, f"hardware register {number} is not emulated")

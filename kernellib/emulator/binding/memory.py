@@ -177,11 +177,16 @@ def bind_global(ctx: BindContext, inst: Instruction, definition: MemoryDef) -> t
     saddr = text.pop(0) if text else Operand("off", "off")
     addresses = global_addresses(plan, vaddr, saddr)
     kind: PendingKind = "flat" if is_flat else "vmem" if returns or to_lds else "store"
-    issue = make_issue(plan, kind)
+    touched = plan.source_mask | (register_bits(Operand("sgpr", "m0", M0)) if to_lds else 0)
+    if ctx.relaxed:
+        from kernellib.emulator.relaxed import hooks  # noqa: PLC0415 (relaxed mode builds on this module)
+
+        return hooks.global_step(plan, addresses, kind), touched
     if to_lds:
-        return _load_to_lds(plan, addresses), plan.source_mask | register_bits(Operand("sgpr", "m0", M0))
+        return _load_to_lds(plan, addresses), touched
+    issue = make_issue(plan, kind)
     access = {"load": _load, "store": _store, "atomic": _atomic}[definition.action]
-    return access(plan, addresses, issue), plan.source_mask
+    return access(plan, addresses, issue), touched
 
 
 def _load(plan: MemoryPlan, addresses: Fetch, issue: Callable[[WaveGroup], None]) -> Step:

@@ -55,16 +55,27 @@ class BoundProgram:
     num_agprs: int
 
 
-def leaders(program: Program) -> list[int]:
-    """Indices of instructions that start a basic block."""
+def leaders(program: Program, relaxed: bool = False) -> list[int]:
+    """Indices of instructions that start a basic block.
+
+    `relaxed`: blocks end after whatever other waves may notice too, so that these can run in between.
+    """
     found = {0} | {index for index in program.labels.values() if 0 <= index < len(program.instructions)}
     for inst in program.instructions:
         definition = lookup(inst.mnemonic)
-        if isinstance(definition, ControlDef) and definition.handler in (
+        leaves = isinstance(definition, ControlDef) and definition.handler in (
             "endpgm", "branch", "cbranch", "barrier", "sleep", "trap", "getpc",
-        ):  # fmt: skip
+        )  # fmt: skip
+        if leaves or (relaxed and _is_noticed(definition)):
             found.add(inst.index + 1)
     return sorted(leader for leader in found if leader < len(program.instructions))
+
+
+def _is_noticed(definition: Any) -> bool:
+    """Stores, atomics and waits."""
+    if isinstance(definition, MemoryDef):
+        return definition.action in ("store", "atomic")
+    return isinstance(definition, ControlDef) and definition.handler in ("waitcnt", "cache")
 
 
 def register_counts(program: Program) -> tuple[int, int]:
@@ -130,9 +141,11 @@ def bind_program(
     min_vgprs: int = 1,
     min_agprs: int = 0,
     check_hazards: bool = True,
+    relaxed: bool = False,
 ) -> BoundProgram:
     """Bind every instruction of a listing.
 
+    `relaxed`: memory instructions go through the caches of `Launch.chip` (relaxed/).
     `check_hazards`: an instruction that comes too soon after another (see hazards.py) raises when executed.
 
     Raises UnknownInstructionError / UnsupportedOperandError for the first instruction that is not understood,
@@ -142,9 +155,9 @@ def bind_program(
         raise AssemblySyntaxError("the listing has no instructions")
     vgprs, agprs = register_counts(program)
     vgprs, agprs = max(vgprs, min_vgprs), max(agprs, min_agprs)
-    first_of_block = leaders(program)
+    first_of_block = leaders(program, relaxed)
     block_of = {leader: number for number, leader in enumerate(first_of_block)}
-    ctx = BindContext(SlotTable(), vgprs, agprs, ulp_bias)
+    ctx = BindContext(SlotTable(), vgprs, agprs, ulp_bias, relaxed=relaxed)
     control = ControlContext(ctx, program, block_of)
     hazards = find_hazards(program, first_of_block) if check_hazards else {}
     blocks = []

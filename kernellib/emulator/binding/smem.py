@@ -59,6 +59,10 @@ def bind_scalar_load(ctx: BindContext, inst: Instruction, definition: MemoryDef)
     base_slot = src.sgpr_slot(ctx, base.index, I64, vector=False)
     words_slot = ctx.slots.intern(("sx", first, count), lambda g: g.scalar[:, first : first + count])
 
+    read = _read_words
+    if ctx.relaxed:
+        read = _read_words_relaxed
+
     def step(g: WaveGroup) -> None:
         issue(g)
         relative = offset(g) + extra
@@ -71,32 +75,55 @@ def bind_scalar_load(ctx: BindContext, inst: Instruction, definition: MemoryDef)
         g.cohort.count("scalar", "load", inst.mnemonic, size, address, None)
         if limit is not None:
             g.views[words_slot][...] = _checked(
-                g, inst, address, np.broadcast_to(relative, (g.n,)), limit, count
+                g, inst, address, np.broadcast_to(relative, (g.n,)), limit, count, read
             )
             return
-        uniform = bool((address == address[0]).all())
+        uniform = not ctx.relaxed and bool((address == address[0]).all())
         wanted = address[:1] if uniform else address
         waves = np.arange(len(wanted))
         allocation = resolver.resolve(g, wanted, waves, waves * 0)
-        g.views[words_slot][...] = _read_words(g, allocation, wanted, count)
+        g.views[words_slot][...] = read(g, allocation, wanted, count, waves)
 
     return step, plan.source_mask
 
 
-def _read_words(g: WaveGroup, allocation: Any, address: Array, count: int) -> Array:
-    """uint32 [k, count] from k addresses."""
+def _read_words(g: WaveGroup, allocation: Any, address: Array, count: int, waves: Array) -> Array:
+    """uint32 [k, count] from k addresses, which `waves` of the group ask for."""
     if allocation is None:
         rows = []
         for one in address:
             found = g.cohort.memory.find(int(one), int(one) + 4 * count)
-            rows.append(_read_words(g, found, np.array([one]), count))
+            rows.append(_read_words(g, found, np.array([one]), count, waves))
         return np.concatenate(rows)
     offsets = (address - allocation.base)[:, None] + 4 * np.arange(count)
     return gather(allocation, offsets, 4)
 
 
+def _read_words_relaxed(g: WaveGroup, allocation: Any, address: Array, count: int, waves: Array) -> Array:
+    """The same through the caches, one address per wave."""
+    from kernellib.emulator.relaxed import hooks  # noqa: PLC0415 (relaxed mode builds on this module)
+
+    if allocation is None:
+        rows = np.zeros((len(address), count), np.uint32)
+        for number, one in enumerate(address):
+            found = g.cohort.memory.find(int(one), int(one) + 4 * count)
+            assert found is not None, "Resolver has checked every address"
+            offsets = np.array([[one - found.base]]) + 4 * np.arange(count)
+            rows[number] = hooks.read_scalar(g, found, offsets, waves[number : number + 1])[0]
+        return rows
+    return hooks.read_scalar(
+        g, allocation, (address - allocation.base)[:, None] + 4 * np.arange(count), waves
+    )
+
+
 def _checked(
-    g: WaveGroup, inst: Instruction, address: Array, relative: Array, limit: Array, count: int
+    g: WaveGroup,
+    inst: Instruction,
+    address: Array,
+    relative: Array,
+    limit: Array,
+    count: int,
+    read: Callable[[WaveGroup, Any, Array, int, Array], Array],
 ) -> Array:
     """Buffer form: dwords at or past the descriptor's size read as 0."""
     result = np.zeros((g.n, count), np.uint32)
@@ -107,5 +134,5 @@ def _checked(
         if len(lanes):
             wanted = address[lanes] + 4 * word
             allocation = resolver.resolve(g, wanted, lanes, lanes * 0)
-            result[lanes, word] = _read_words(g, allocation, wanted, 1)[:, 0]
+            result[lanes, word] = read(g, allocation, wanted, 1, lanes)[:, 0]
     return result

@@ -34,6 +34,7 @@ class BindContext:
     num_agprs: int
     ulp_bias: int = 0
     lds_granule: int = 4
+    relaxed: bool = False
 
 
 def refuse(inst: Instruction, message: str) -> UnsupportedOperandError:
