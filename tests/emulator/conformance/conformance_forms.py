@@ -221,8 +221,9 @@ def check_vector_case(case: VectorCase) -> None:
         if encoding == "sdwa":
             _sdwa_forms(build, sources)
         elif case.literal_at is not None:
-            for value in (0x3FB8AA3B, 0xC0490FDB, 0x00000003):
-                at = case.literal_at
+            at = case.literal_at
+            is_half = TYPES[case.sources[at]].bits == 16
+            for value in (0x3C01, 0xC248, 0x0003) if is_half else (0x3FB8AA3B, 0xC0490FDB, 0x00000003):
                 build.emit(encoding, f"literal {value:#x}", {at: hex(value)}, {at: [value] * build.num})
         elif encoding != "dpp":
             build.emit(encoding, "vgprs")

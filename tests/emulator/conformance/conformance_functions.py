@@ -27,6 +27,22 @@ def exact(fmt: Format, f: Callable[..., Num]) -> Function:
     return lambda *v: ref.encode(fmt, f(*(ref.decode(fmt, x) for x in v)))
 
 
+def multiply_then_add(fmt: Format) -> Function:
+    """V_MAD and V_MAC: a rounding after each step; whether subnormals are kept is not documented for f16."""
+
+    def f(a: int, b: int, c: int) -> Expected:
+        found = []
+        for flush_in in (False, True):
+            x, y, z = (ref.decode(fmt, ref.flush(fmt, v) if flush_in else v) for v in (a, b, c))
+            product = ref.encode(fmt, ref.multiply(x, y))
+            for inner in (product, ref.flush(fmt, product)):
+                total = ref.encode(fmt, ref.add(ref.decode(fmt, inner), z))
+                found += [total, ref.flush(fmt, total)]
+        return OneOf(tuple(dict.fromkeys(found)))
+
+    return f
+
+
 def subtract(a: Num, b: Num) -> Num:
     """a - b."""
     return ref.add(a, b.neg())

@@ -305,8 +305,8 @@ class Builder:
 
     def _matches(self, t: Any, line: Line, got: int, expected: Expected, before: int) -> bool:
         if line.place is not None:
-            if isinstance(expected, OneOf):
-                return any(got == line.place(value, before) for value in expected.values)
+            if isinstance(expected, OneOf) and any(got == line.place(v, before) for v in expected.values):
+                return True
             if isinstance(expected, int) and not (t.fmt and ref.is_nan(t.fmt, expected)):
                 return got == line.place(expected, before)
             return any(  # a NaN or an inexact result: find which half it went to by trying

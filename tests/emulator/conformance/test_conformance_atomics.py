@@ -106,6 +106,7 @@ class AtomicCase(Case):
     kind: str = "u32"
     operation: Operation = wrap_inc
     compares: bool = False
+    values: str = ""  # kind of the test values where it is not `kind`
 
     @property
     def bits(self) -> int:
@@ -149,7 +150,7 @@ MEMORY = memory_cases()
 
 def values(case: AtomicCase, rng: Any, count: int) -> list[int]:
     """Test values of the case's kind."""
-    kind = case.kind
+    kind = case.values or case.kind
     if not kind.startswith("pk_"):
         return test_values([kind], rng, count)[0]
     low, high = (test_values([kind[3:]], rng, count)[0] for _ in range(2))
@@ -316,6 +317,24 @@ def lds_names(bits: int) -> dict[str, Operation]:
     }
 
 
+def float_swap(bits: int) -> Operation:
+    """CMPST_F: stores where the numbers are equal: NaN equals nothing, +0 equals -0."""
+    fmt = {32: F32, 64: F64}[bits]
+
+    def apply(old: int, packed: int) -> int:
+        new, compare_with = packed & ((1 << bits) - 1), packed >> bits
+        if ref.is_nan(fmt, old) or ref.is_nan(fmt, compare_with):
+            return old
+        return new if ref.order(fmt, old) == ref.order(fmt, compare_with) else old
+
+    return apply
+
+
+def masked_or(bits: int) -> Operation:
+    """MSKOR: clears the bits of the mask, then sets those of the data."""
+    return lambda old, packed: old & ~(packed >> bits) | packed & ((1 << bits) - 1)
+
+
 LDS_FLOAT: dict[str, tuple[str, Any]] = {
     "add_f32": ("f32", fn.exact(F32, ref.add)),
     "add_f64": ("f64", fn.exact(F64, ref.add)),
@@ -355,6 +374,21 @@ def lds_cases() -> list[AtomicCase]:
                 operation=lambda old, data: data,
             )
         )
+        for name, operation in ((f"cmpst_f{bits}", float_swap(bits)), (f"mskor_b{bits}", masked_or(bits))):
+            stem, unit = name.rsplit("_", 1)
+            for spelled in (name, f"{stem}_rtn_{unit}"):
+                rows.append(
+                    AtomicCase(
+                        f"ds_{spelled}",
+                        ("offset",),
+                        "compare (float: NaN, signed zero) or mask in DATA, new bits in DATA2",
+                        space="lds",
+                        kind=f"u{bits}",
+                        compares=True,
+                        operation=operation,
+                        values=unit if unit[0] == "f" else "",
+                    )
+                )
         for spelled in (f"ds_cmpst_b{bits}", f"ds_cmpst_rtn_b{bits}"):
             rows.append(
                 AtomicCase(
@@ -393,6 +427,10 @@ def test_lds_atomic(case: AtomicCase) -> None:
     for _ in range(3):
         old, data = values(case, rng, LANES), values(case, rng, LANES)
         compare_with = [old[i] if i % 2 else old[i] ^ 1 for i in range(LANES)]
+        if "mskor" in case.mnemonic:
+            compare_with = values(case, rng, LANES)
+        for i in range(0, LANES, 8):  # zeros of both signs
+            old[i], compare_with[i] = (0, 1 << (case.bits - 1)) if case.values else (old[i], compare_with[i])
         order = [o // size for o in scattered(size)]
         raw = bytearray(b"".join(old[order.index(w)].to_bytes(size, "little") for w in range(LANES)))
         width = case.bits // 32

@@ -24,7 +24,7 @@ from conformance_harness import Case, case_id, implemented
 from conformance_reference import F16, F32, F64
 from conformance_vector import VectorCase, row
 
-ALL = "e32 e64 sdwa dpp"
+ALL, WIDE = "e32 e64 sdwa dpp", "e32 e64 dpp"
 F, FF, FFF = "f32 -> f32", "f32 f32 -> f32", "f32 f32 f32 -> f32"
 H, HH, HHH = "f16 -> f16", "f16 f16 -> f16", "f16 f16 f16 -> f16"
 D, DD, DDD = "f64 -> f64", "f64 f64 -> f64", "f64 f64 f64 -> f64"
@@ -51,7 +51,7 @@ SINGLE: list[VectorCase] = [
         "v_fmac_f32",
         "f32 f32 old:f32 -> f32",
         fn.exact(F32, ref.fma),
-        "e32 e64 dpp",
+        WIDE,
         "one rounding",
         count=1024,
     ),
@@ -125,7 +125,7 @@ ELEMENTARY: list[VectorCase] = [
         "v_rcp_f64",
         D,
         fn.approximate(F64, fn.reciprocal(F64), Fraction(1 << 29), False),
-        "e32 e64 dpp",
+        WIDE,
         "2^29 ulp",
         keep=lambda a: 1 < (a >> 52 & 2047) < 2044 or a << 1 & ref.M64 in (0, 0x7FF << 53),
     ),
@@ -133,7 +133,7 @@ ELEMENTARY: list[VectorCase] = [
         "v_rsq_f64",
         D,
         fn.approximate(F64, fn.reciprocal_root(F64), Fraction(1 << 29), False),
-        "e32 e64 dpp",
+        WIDE,
         "2^29 ulp",
         keep=lambda a: (a >> 52 & 2047) > 0,
     ),
@@ -141,7 +141,7 @@ ELEMENTARY: list[VectorCase] = [
         "v_sqrt_f64",
         D,
         fn.approximate(F64, fn.root(F64), Fraction(1 << 29), False),
-        "e32 e64 dpp",
+        WIDE,
         "2^29 ulp",
         keep=lambda a: (a >> 52 & 2047) > 0,
     ),
@@ -200,6 +200,22 @@ HALF: list[VectorCase] = [
         checks="one rounding, clears the upper half",
         op_sel=False,
     ),
+    row(
+        "v_mad_f16", HHH, fn.multiply_then_add(F16), checks="two roundings, keeps the upper half", high="keep"
+    ),
+    row("v_mad_legacy_f16", HHH, fn.multiply_then_add(F16), checks="two roundings", op_sel=False),
+    row("v_mac_f16", "f16 f16 old:f16 -> f16", fn.multiply_then_add(F16), WIDE, "two roundings"),
+    row("v_madmk_f16", HHH, fn.multiply_then_add(F16), checks="literal factor", literal_at=1),
+    row("v_madak_f16", HHH, fn.multiply_then_add(F16), checks="literal addend", literal_at=2),
+    row(
+        "v_div_fixup_legacy_f16",
+        HHH,
+        fn.div_fixup(F16),
+        checks="special quotients, clears the upper half",
+        op_sel=False,
+        scalar=False,
+        keep=lambda q, d, n: not ref.is_nan(F16, q),
+    ),
     row("v_min_f16", HH, fn.minmax(F16, False), ALL, "NaN, signalling NaN, signed zero"),
     row("v_max_f16", HH, fn.minmax(F16, True), ALL, "NaN, signalling NaN, signed zero"),
     row("v_min3_f16", HHH, fn.minmax3(F16, False), high="any"),
@@ -227,17 +243,17 @@ DOUBLE: list[VectorCase] = [
     row("v_add_f64", DD, fn.exact(F64, ref.add), checks="rounding, subnormals", count=1024),
     row("v_mul_f64", DD, fn.exact(F64, ref.multiply), checks="rounding, subnormals", count=1024),
     row("v_fma_f64", DDD, fn.exact(F64, ref.fma), checks="one rounding", count=1024),
-    row("v_fmac_f64", "f64 f64 old:f64 -> f64", fn.exact(F64, ref.fma), "e32 e64 dpp", "one rounding"),
+    row("v_fmac_f64", "f64 f64 old:f64 -> f64", fn.exact(F64, ref.fma), WIDE, "one rounding"),
     row("v_min_f64", DD, fn.minmax(F64, False), checks="NaN, signed zero"),
     row("v_max_f64", DD, fn.minmax(F64, True), checks="NaN, signed zero"),
-    row("v_floor_f64", D, fn.rounded(F64, "floor"), "e32 e64 dpp"),
-    row("v_ceil_f64", D, fn.rounded(F64, "ceil"), "e32 e64 dpp"),
-    row("v_trunc_f64", D, fn.rounded(F64, "trunc"), "e32 e64 dpp"),
-    row("v_rndne_f64", D, fn.rounded(F64, "even"), "e32 e64 dpp"),
-    row("v_fract_f64", D, fn.fract(F64), "e32 e64 dpp"),
+    row("v_floor_f64", D, fn.rounded(F64, "floor"), WIDE),
+    row("v_ceil_f64", D, fn.rounded(F64, "ceil"), WIDE),
+    row("v_trunc_f64", D, fn.rounded(F64, "trunc"), WIDE),
+    row("v_rndne_f64", D, fn.rounded(F64, "even"), WIDE),
+    row("v_fract_f64", D, fn.fract(F64), WIDE),
     row("v_ldexp_f64", "f64 i32 -> f64", fn.ldexp(F64, 32), checks="rounds into subnormals"),
-    row("v_frexp_mant_f64", D, fn.frexp_mant(F64), "e32 e64 dpp"),
-    row("v_frexp_exp_i32_f64", "f64 -> i32", fn.frexp_exp(F64, 32), "e32 e64 dpp"),
+    row("v_frexp_mant_f64", D, fn.frexp_mant(F64), WIDE),
+    row("v_frexp_exp_i32_f64", "f64 -> i32", fn.frexp_exp(F64, 32), WIDE),
     row(
         "v_div_fixup_f64",
         DDD,

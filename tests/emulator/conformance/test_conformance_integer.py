@@ -315,6 +315,18 @@ BITOP3 = [
     row("v_bitop3_b32", UUU, bitop3(t), checks="truth table", suffix=f"bitop3:{t:#x}", count=128)
     for t in (0x01, 0x02, 0x10, 0x80, 0x96, 0xCA, 0xE8, 0x54)
 ]
+BITOP3 += [
+    row(
+        "v_bitop3_b16",
+        "u16 u16 u16 -> u16",
+        lambda a, b, c, t=t: bitop3(t)(a, b, c) & 0xFFFF,
+        checks="truth table",
+        suffix=f"bitop3:{t:#x}",
+        count=128,
+        high="any",
+    )
+    for t in (0x01, 0x10, 0x96, 0xCA)
+]
 DOT: list[VectorCase] = [
     row("v_dot2_i32_i16", UUU, dot(16, True), scalar=False),
     row("v_dot2_u32_u16", UUU, dot(16, False), scalar=False),

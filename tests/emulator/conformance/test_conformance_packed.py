@@ -291,6 +291,35 @@ def test_fma_mix(case: Case) -> None:
     report.finish()
 
 
+FMAC = [PackedCase("v_pk_fmac_f16", ("e32", "sgpr", "inline"), "one rounding in both halves", num_sources=3)]
+
+
+@pytest.mark.parametrize("case", implemented(FMAC), ids=case_id)
+def test_pk_fmac(case: PackedCase) -> None:
+    """D = S0 * S1 + D on each half."""
+    num, rng, report = WAVES * LANES, rng_for(case.mnemonic), Report(case.mnemonic)
+    halves = [test_values(["f16"] * 3, rng, num) for _ in range(2)]
+    a, b, d = ([lo | hi << 16 for lo, hi in zip(x, y, strict=True)] for x, y in zip(*halves, strict=True))
+    fma = fn.exact(F16, ref.fma)
+    for text, first in (("v1", a), ("s4", [a[7]] * num), ("2.0", [0x4000] * num)):
+        vgprs = {i: to_registers(column, 1, WAVES)[0] for i, column in ((0, d), (1, a), (2, b))}
+        line = f"v_pk_fmac_f16 v0, {text}, v2"
+        result = run(line, vgprs=vgprs, sgprs={4: a[7]}, exec_mask=EXEC_WITH_HOLES, num_waves=WAVES)
+        got = from_registers([result.vgpr(0)])
+        for i in range(num):
+            if not EXEC_WITH_HOLES >> (i % LANES) & 1:
+                report.check(got[i] == d[i], lambda i=i: f"lane {i} is off, but was written")
+                continue
+            # A constant is the low half; what the upper half of a packed constant reads is not documented.
+            for shift in (0,) if text == "2.0" else (0, 16):
+                x, y, z = (v >> shift & 0xFFFF for v in (first[i], b[i], d[i]))
+                report.check(
+                    compare(F16, got[i] >> shift & 0xFFFF, fma(x, y, z)),
+                    lambda v=(x, y, z), g=got[i], t=line: f"`{t}` {[hex(q) for q in v]} gave {g:#x}",
+                )
+    report.finish()
+
+
 PK_MOV = [Case("v_pk_mov_b32", ("op_sel",), "op_sel[0] picks the dword of S0, op_sel[1] that of S1")]
 
 
@@ -374,4 +403,4 @@ def test_dot2(case: DotCase) -> None:
     report.finish()
 
 
-CASES: list[Case] = [*PACKED, *MIX, *PK_MOV, *DOT]
+CASES: list[Case] = [*PACKED, *FMAC, *MIX, *PK_MOV, *DOT]
