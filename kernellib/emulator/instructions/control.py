@@ -27,16 +27,8 @@ define_control("s_setreg_b32", "setreg")
 define_control("s_setreg_imm32_b32", "setreg")
 for _name in ("s_getpc_b64", "s_setpc_b64", "s_swappc_b64", "s_call_b64"):
     define_control(_name, "getpc")
-for _name in (
-    "s_nop",
-    "s_setprio",
-    "s_inst_prefetch",
-    "s_set_gpr_idx_mode",
-    "s_incperflevel",
-    "s_decperflevel",
-):
-    if _name != "s_set_gpr_idx_mode":
-        define_control(_name, "nop")
+for _name in ("s_nop", "s_setprio", "s_incperflevel", "s_decperflevel"):
+    define_control(_name, "nop")
 define_control("s_icache_inv", "nop", operands=0)
 define_control("s_ttracedata", "nop", operands=0)
 for _name in (
