@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -18,6 +19,7 @@ from kernellib.emulator.session import Session
 from kernellib.emulator.world import Rank, World
 from kernellib.ops.mega_moe import quantize_gfx950, stage1_gfx950, stage2_gfx950
 from kernellib.ops.mega_moe.config import Activation, MegaMoEConfig, MegaMoEShape, Wire
+from kernellib.ops.mega_moe.launching import launch
 from kernellib.ops.mega_moe.layout import SymmetricLayout
 from kernellib.ops.mega_moe.reference import make_inputs, oracle_quantized
 from kernellib.ops.mega_moe.routing import Routing, make_routing
@@ -27,6 +29,11 @@ from kernellib.ops.mega_moe.weights import ExpertSource, PackedWeights, pack_exp
 
 POISON = 0xA5
 BF16_POISON = 0x7FC1  # a NaN
+
+
+def emulate(launcher: Any, *arguments: int) -> None:
+    """Launches on the emulator; compiles once."""
+    launch("emulator", launcher, arguments, torch.device("cpu"))
 
 
 @dataclass
@@ -133,27 +140,29 @@ class Ranks:
     def quantize(self, call: Call, rank: int) -> None:
         tokens = call.routing.tokens_per_rank[rank]
         if tokens:
-            launcher = quantize_gfx950.build(self.layout.shape.model_dim)
-            launcher(*(t[rank].data_ptr() for t in (call.x, call.codes, call.scales)), tokens, None)
+            dim = self.layout.shape.model_dim
+            addresses = [tensor[rank].data_ptr() for tensor in (call.x, call.codes, call.scales)]
+            emulate(quantize_gfx950.build(dim), *addresses, tokens)
 
     def run_stage1(self, call: Call, rank: int, stage: Stage1 | None = None) -> None:
         assert self.packed is not None
         tokens = call.routing.tokens_per_rank[rank]
         tensors = (call.codes, call.scales, call.weights, call.ids)
-        stage1_gfx950.build(stage or self.stage1)(
+        emulate(
+            stage1_gfx950.build(stage or self.stage1),
             self.peers.data_ptr(),
             rank,
             tokens,
             *(tensor[rank].data_ptr() for tensor in tensors),
             self.packed[rank].w1.data_ptr(),
             self.packed[rank].w1_scales.data_ptr(),
-            None,
         )
 
     def run_stage2(self, call: Call, rank: int, stage: Stage2 | None = None) -> None:
         assert self.packed is not None
         stage = stage or self.stage2
-        stage2_gfx950.build(stage)(
+        emulate(
+            stage2_gfx950.build(stage),
             self.peers.data_ptr(),
             rank,
             call.routing.tokens_per_rank[rank],
@@ -162,7 +171,6 @@ class Ranks:
             self.packed[rank].w2.data_ptr(),
             self.packed[rank].w2_scales.data_ptr(),
             call.out[rank].data_ptr(),
-            None,
         )
 
     def run(self, *calls: Call, before: Callable[[Rank], None] | None = None) -> None:
