@@ -24,6 +24,7 @@ from .counters import LaunchCounts
 
 # 21 bins of an eighth of an ulp: the middle one holds exact equality, the outermost everything beyond.
 HISTOGRAM_EDGES = np.linspace(-1.3125, 1.3125, 22)
+BEYOND = 1.25  # where whatever lies beyond is drawn
 
 
 def case_table(results: Sequence[CaseResult]) -> HtmlTable:
@@ -88,6 +89,9 @@ def error_figure(results: Sequence[CaseResult], where: str) -> Image:
         left.axvline(-MAX_ULP, color=RED, linestyle="--", linewidth=1)
         left.axvline(MAX_ULP, color=RED, linestyle="--", linewidth=1, label="allowed")
         left.set_xlabel("error against the oracle (ulp at the larger of |p| and |y|)")
+        left.set_xticks(
+            [-BEYOND, -1, -0.5, 0, 0.5, 1, BEYOND], ["less", "-1", "-0.5", "0", "0.5", "1", "more"]
+        )
         left.set_ylabel("share of outputs")
         left.set_title(f"Errors of {fused.size:,} outputs (checked)")
         left.legend(loc="upper right")
@@ -95,7 +99,7 @@ def error_figure(results: Sequence[CaseResult], where: str) -> Image:
         for position, kind in enumerate(kinds):
             chosen = [result for result in results if result.case.kind == kind]
             right.plot(
-                [r.chain_oracle.max_ulp_error for r in chosen],
+                [min(r.chain_oracle.max_ulp_error, BEYOND) for r in chosen],
                 [position + 0.15] * len(chosen),
                 "s",
                 color=ORANGE,
@@ -103,7 +107,7 @@ def error_figure(results: Sequence[CaseResult], where: str) -> Image:
                 label="production chain" if position == 0 else None,
             )
             right.plot(
-                [r.oracle.max_ulp_error for r in chosen],
+                [min(r.oracle.max_ulp_error, BEYOND) for r in chosen],
                 [position - 0.15] * len(chosen),
                 "o",
                 color=BLUE,
@@ -113,10 +117,11 @@ def error_figure(results: Sequence[CaseResult], where: str) -> Image:
         right.axvline(MAX_ULP, color=RED, linestyle="--", linewidth=1)
         right.set_yticks(range(len(kinds)), kinds)
         right.invert_yaxis()
-        right.set_xlim(-0.05, 1.3)
+        right.set_xlim(-0.05, BEYOND + 0.05)
+        right.set_xticks([0, 0.25, 0.5, 0.75, 1, BEYOND], ["0", "0.25", "0.5", "0.75", "1", "more"])
         right.set_xlabel("largest error in a case (ulp)")
         right.set_title("Worst output of each case (checked)")
-        right.legend(loc="center right")
+        right.legend(loc="center")
         right.tick_params(axis="y", colors=GREY)
         return picture(
             figure, "Histogram of output errors in ulp, and the largest error of each case by kind"
