@@ -156,11 +156,14 @@ def run_gemm2(s, call, lds, shared, num_gemm, w2, w2_scales):
     num_items = num_tiles * s.gemm.num_column_tiles
     num_done = fx.Int32(0)
     if fx.const_expr(s.config.persist_cu > 0 and not s.config.persist_strided):
-        item = _draw(s, call, shared)
+        # The draw opens the loop's body: at its end, its branch on thread 0 gave the loop two back edges, and
+        # LLVM made an inner loop of one, in which the other lanes turned without thread 0.
+        item = fx.Int32(0)
         while item < num_items:
-            _compute_tile(s, call, lds, item, num_tiles, w2, w2_scales)
-            num_done = num_done + 1
             item = _draw(s, call, shared)
+            if item < num_items:
+                _compute_tile(s, call, lds, item, num_tiles, w2, w2_scales)
+                num_done = num_done + 1
     else:
         for item in range(fx.block_idx.x, num_items, num_gemm):
             _compute_tile(s, call, lds, item, num_tiles, w2, w2_scales)
