@@ -9,7 +9,7 @@ TARGET ?= auto
 PROFILE ?= quick
 OUT ?= out
 
-.PHONY: run test test-full lint format lab clean
+.PHONY: run test test-full bench-emulator lint format lab clean
 
 # The environment is rebuilt only when the pins change.
 $(STAMP): pyproject.toml constraints.txt
@@ -25,6 +25,9 @@ test: $(STAMP)  ## the fast tests
 
 test-full: $(STAMP)  ## every test this machine can run
 	$(BIN)/python -m pytest -n 2 -m "not gpu" tests
+
+bench-emulator: $(STAMP)  ## how fast the emulator is on this computer
+	$(BIN)/python -m kernellib.emulator bench --out $(OUT)/emulator/benchmark.json
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

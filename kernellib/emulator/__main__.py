@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m kernellib.emulator coverage FILE.s...`: what a listing needs, and what of it is missing."""
+"""`python -m kernellib.emulator coverage FILE.s...`: what a listing needs, and what of it is missing.
+`python -m kernellib.emulator bench`: how fast the emulator is on this computer.
+"""
 
 from __future__ import annotations
 
@@ -83,6 +85,29 @@ def coverage(
     if table.row_count:
         console.print(table)
     if missing:
+        raise typer.Exit(1)
+
+
+@app.command()
+def bench(
+    case: Annotated[list[str] | None, typer.Option(help="only this case (may be repeated)")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="runs of each case")] = 5,
+    seed: Annotated[int, typer.Option(help="of the inputs")] = 0,
+    out: Annotated[Path, typer.Option(help="where the record goes")] = Path("out/emulator/benchmark.json"),
+    require: Annotated[bool, typer.Option("--require", help="exit with 1 when a rate is missed")] = False,
+) -> None:
+    """Run the benchmark kernels, print their rates and write a JSON record.  A wrong result is an error."""
+    from kernellib.emulator.benchmarks.cases import CASES  # noqa: PLC0415  (torch and FlyDSL load slowly)
+    from kernellib.emulator.benchmarks.run import run_benchmark, save, table  # noqa: PLC0415
+
+    unknown = sorted(set(case or []) - set(CASES))
+    if unknown:
+        raise typer.BadParameter(f"got {', '.join(unknown)}, wanted one of: {', '.join(CASES)}")
+    record = run_benchmark(case or [], seed, repeats)
+    save(record, out)
+    Console().print(table(record))
+    typer.echo(f"record: {out}")
+    if require and not all(entry["reached"] for entry in record["cases"]):
         raise typer.Exit(1)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from kernellib.emulator.assembly import Kernel, Program, parse
 from kernellib.emulator.binding.program import BoundProgram, bind_program
+from kernellib.emulator.counters import AccessCounters
 from kernellib.emulator.dispatcher import Dispatcher, run_until_one_ends
 from kernellib.emulator.errors import LaunchArgumentError
 from kernellib.emulator.kernarg import PRIVATE_APERTURE, SHARED_APERTURE, Dim3, build_kernarg
@@ -52,7 +53,8 @@ class Tuning:
     gets its turn; `instruction_limit`: issues by one wave before an InstructionLimitError; `ulp_bias`: shifts
     results of v_rcp, v_rsq, v_sqrt, v_exp, v_log, v_sin and v_cos by -1, 0 or +1 ulp, within their documented
     accuracy; `check_hazards`: whether missing wait states are findings (hazards.py); `relaxed`: memory
-    behaves as the memory model leaves it open (relaxed/), for which a launch needs a chip.
+    behaves as the memory model leaves it open (relaxed/), for which a launch needs a chip; `counters`: count
+    lines touched and bank conflicts (counters.py).
     """
 
     waves_per_group: int = 0
@@ -61,6 +63,7 @@ class Tuning:
     ulp_bias: int = 0
     check_hazards: bool = True
     relaxed: bool = False
+    counters: bool = False
 
 
 class CompiledListing:
@@ -133,6 +136,7 @@ class Launch:
         self.memory = memory
         self.tuning = tuning or Tuning()
         self.trackers = list(trackers)
+        self.accesses = AccessCounters(len(self.bound.program.instructions)) if self.tuning.counters else None
         self.epoch = next(_epochs)
         self.lds_bytes = self.resources.lds_bytes + dynamic_lds_bytes
         self.scratch_bytes = self.resources.scratch_bytes
@@ -282,8 +286,10 @@ class Launch:
     def _report(self, stream: int, seconds: float) -> LaunchReport:
         counts: Counter[str] = Counter()
         instructions = self.bound.program.instructions
+        issues = np.zeros(len(instructions), np.int64)
         for block, times in zip(self.bound.blocks, self.block_counts, strict=True):
             if times:
+                issues[block.instructions] = times
                 for index in block.instructions:
                     counts[instructions[index].mnemonic] += times
         spaces: dict[str, dict[str, int]] = {
@@ -295,8 +301,8 @@ class Launch:
             kernel_name=self.kernel.name, grid=self.grid, block=self.block, lds_bytes=self.lds_bytes,
             num_waves=self.num_workgroups * self.waves_per_workgroup, stream=stream,
             instruction_counts=counts, lane_instructions=64 * sum(counts.values()), bytes_by_space=spaces,
-            requests=self.requests, resources=self.resources, assembly=self.bound.program.text,
-            trackers=self.trackers, seconds=seconds,
+            requests=self.requests, resources=self.resources, program=self.bound.program, issues=issues,
+            trackers=self.trackers, accesses=self.accesses, seconds=seconds,
         )  # fmt: skip
 
 

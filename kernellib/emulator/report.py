@@ -9,10 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from kernellib.emulator.resources import KernelResources
+from kernellib.emulator.assembly import Program
+from kernellib.emulator.counters import (
+    AccessCounters,
+    AccessTotals,
+    by_class,
+    count_waits,
+    matrix_flops_by_type,
+)
+from kernellib.emulator.errors import EmulatorError
+from kernellib.emulator.resources import KernelResources, Occupancy, occupancy
 
 Array = np.ndarray[Any, Any]
 _ONE = np.int32(1)
+
+
+class CountersOffError(EmulatorError):
+    """A counter was asked for that the session did not collect."""
 
 
 class ByteTracker:
@@ -69,10 +82,13 @@ class LaunchReport:
         instruction_counts: wave-level issues per mnemonic (with its encoding suffix).
         lane_instructions: wave-level issues of all instructions times 64 lanes.
         bytes_by_space: bytes asked for by active lanes, `{"global": {"load": ..., "store": ..., "atomic":
-            ...}, ...}` for global (flat, buffer), lds, scratch, scalar.
+            ...}, ...}` for global (flat, buffer), lds, scratch, scalar.  Lanes that a buffer descriptor's
+            range check turns away ask for nothing.
         requests: `(mnemonic, bytes per lane) -> number of lane requests`.
         resources: compiled resources.
-        assembly: the listing that ran.
+        program: the listing that ran, parsed.
+        issues: int64, wave-level issues of each of `program.instructions`.
+        accesses: counters of lines and banks, None unless the session was made with `counters="all"`.
         seconds: host time of the emulation (a property of this computer, not of the chip).
     """
 
@@ -87,9 +103,51 @@ class LaunchReport:
     bytes_by_space: dict[str, dict[str, int]]
     requests: Counter[tuple[str, int]]
     resources: KernelResources
-    assembly: str = field(repr=False)
+    program: Program = field(repr=False)
+    issues: Array = field(repr=False)
     trackers: list[ByteTracker] = field(default_factory=list, repr=False)
+    accesses: AccessCounters | None = field(default=None, repr=False)
     seconds: float = 0.0
+
+    @property
+    def assembly(self) -> str:
+        """The listing that ran."""
+        return self.program.text
+
+    @property
+    def classes(self) -> dict[str, int]:
+        """Wave-level issues by class of instruction (counters.CLASSES)."""
+        return by_class(self.instruction_counts)
+
+    @property
+    def matrix_flops(self) -> dict[str, int]:
+        """Multiplications and additions of matrix instructions, by operand types."""
+        return matrix_flops_by_type(self.program.instructions, self.issues)
+
+    @property
+    def waits(self) -> dict[str, int]:
+        """Waits issued: vmcnt(n), lgkmcnt(n), barrier, sleep."""
+        return count_waits(self.program.instructions, self.issues)
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """How many of the kernel's waves the chip holds at a time."""
+        threads = self.block[0] * self.block[1] * self.block[2]
+        dynamic = self.lds_bytes - self.resources.lds_bytes
+        return occupancy(self.resources, threads, dynamic, self.grid[0] * self.grid[1] * self.grid[2])
+
+    @property
+    def memory(self) -> dict[tuple[str, str], AccessTotals]:
+        """Accesses by (space, action), with lines touched and bank conflicts.
+
+        Raises CountersOffError when the session did not collect them.
+        """
+        if self.accesses is None:
+            raise CountersOffError(
+                f"lines and bank conflicts of {self.kernel_name} were not counted: "
+                'run it under emulated(counters="all")'
+            )
+        return self.accesses.by_kind()
 
     def bytes_of(self, target: Any) -> dict[str, int]:
         """Bytes asked for inside a tensor (or `(address, size)`) that the session tracked with `track=[...]`.

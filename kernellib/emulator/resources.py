@@ -59,6 +59,39 @@ class KernelResources:
         return min(by_waves, LDS_BYTES_PER_CU // LDS_GRANULE_BYTES // granules)
 
 
+@dataclass(frozen=True)
+class Occupancy:
+    """How many of a launch's workgroups the chip holds at a time (counted from what the compiler allotted).
+
+    Attributes:
+        waves_per_workgroup, workgroups_per_cu: of one compute unit.
+        waves_per_simd: waves of this kernel that a SIMD holds on average, when the unit is full.
+        limited_by: "vector registers", "lds" or "waves" (the limit of 8 a SIMD).
+        num_workgroups: of the launch; rounds: times the chip fills up for it, 1 when all fit at once.
+    """
+
+    waves_per_workgroup: int
+    workgroups_per_cu: int
+    waves_per_simd: float
+    limited_by: str
+    num_workgroups: int
+    rounds: int
+
+
+def occupancy(
+    resources: KernelResources, threads: int, dynamic_lds_bytes: int, num_workgroups: int
+) -> Occupancy:
+    """Occupancy of a launch of `num_workgroups` workgroups of `threads` threads."""
+    waves = -(-threads // 64)
+    per_cu = resources.workgroups_per_cu(threads, dynamic_lds_bytes)
+    by_waves = resources.occupancy_waves_per_simd * SIMDS_PER_CU // waves
+    limit = "vector registers" if resources.occupancy_waves_per_simd < MAX_WAVES_PER_SIMD else "waves"
+    return Occupancy(
+        waves, per_cu, per_cu * waves / SIMDS_PER_CU, "lds" if per_cu < by_waves else limit, num_workgroups,
+        -(-num_workgroups // max(per_cu * NUM_COMPUTE_UNITS, 1)),
+    )  # fmt: skip
+
+
 def kernel_range(program: Program, kernel: Kernel) -> range:
     """Instruction indices of a kernel: from its label to the next function's (or the end)."""
     later = [k.entry for k in program.kernels.values() if k.entry > kernel.entry]

@@ -81,15 +81,29 @@ class Cohort:
 
     # ---------------------------------------------------------------------------------- counters, locations
     def count(
-        self, space: str, action: str, mnemonic: str, size: int, addresses: Array, tracked: WaveGroup | None
+        self,
+        space: str,
+        action: str,
+        mnemonic: str,
+        size: int,
+        addresses: Array,
+        g: WaveGroup,
+        lanes: tuple[Array, Array] | None = None,
     ) -> None:
-        """Count the bytes that an instruction asks for; `addresses` has one element per request."""
+        """Count what an instruction of group `g` asks for.
+
+        `addresses`: [n, 64] of every lane, or 1-D of the active lanes in wave and lane order, or of the lanes
+        (waves, lanes) that `lanes` names; [n] for scalar loads.
+        """
         number = addresses.size
         self.bytes[space, action] += number * size
         self.requests[mnemonic, size] += number
-        if tracked is not None and self.launch.trackers:
-            for tracker in self.launch.trackers:
+        launch = self.launch
+        if launch.trackers and space == "global":
+            for tracker in launch.trackers:
                 tracker.add(action, addresses, size)
+        if launch.accesses is not None:
+            launch.accesses.add(g, space, action, size, addresses, lanes)
 
     def location(
         self, g: WaveGroup, inst: Instruction, wave: int, lane: int | None, address: int | None
@@ -321,7 +335,7 @@ class Cohort:
     def _comes_back(self, g: WaveGroup) -> bool:
         reads: dict[tuple[str, int, int], None] = {}
 
-        def note(space: str, action: str, mnemonic: str, size: int, addresses: Array, _: Any) -> None:
+        def note(space: str, action: str, mnemonic: str, size: int, addresses: Array, *_: Any) -> None:
             for address in addresses.reshape(-1)[:64]:
                 if action != "store" and len(reads) < MAX_POLLED:
                     reads[space, int(address), size] = None

@@ -21,6 +21,7 @@ from kernellib.emulator.world import World, make_world
 
 Sanitize = Literal["default", "none"]
 Mode = Literal["simple", "relaxed"]
+Counters = Literal["default", "all"]
 
 # Shared by all sessions: what has been allocated does not depend on who asks.
 _memory = MemoryMap()
@@ -143,6 +144,7 @@ def emulated(
     mode: Mode = "simple",
     schedule_seed: int = 0,
     track: Sequence[Any] = (),
+    counters: Counters = "default",
     transcendental_ulp_bias: int = 0,
     instruction_limit: int = 10_000_000,
     waves_per_group: int = 0,
@@ -160,6 +162,8 @@ def emulated(
             stores become visible, which copies are kept.  The same seed gives the same run; every finding
             names it.
         track: tensors (or (address, bytes)) whose bytes are counted one by one, see `LaunchReport.bytes_of`.
+        counters: "default": what costs nothing; "all" also counts lines touched and LDS bank conflicts, which
+            makes memory instructions a few times slower (see `LaunchReport.memory`).
         transcendental_ulp_bias: -1, 0 or +1; added to the last place of v_rcp, v_rsq, v_sqrt, v_exp, v_log,
             v_sin and v_cos results, whose exact bits AMD does not publish (1 ulp is documented): results that
             a kernel's tolerance should not depend on.
@@ -182,6 +186,8 @@ def emulated(
         raise SessionError(f"mode={mode!r}: wants 'simple' or 'relaxed'")
     if not isinstance(schedule_seed, int) or schedule_seed < 0:
         raise SessionError(f"schedule_seed={schedule_seed!r}: wants an integer that is not negative")
+    if counters not in ("default", "all"):
+        raise SessionError(f"counters={counters!r}: wants 'default' or 'all'")
     if transcendental_ulp_bias not in (-1, 0, 1):
         raise SessionError(f"transcendental_ulp_bias={transcendental_ulp_bias}: wants -1, 0 or 1")
     if waves_per_group < 0 or quantum < 1 or instruction_limit < 1:
@@ -193,6 +199,7 @@ def emulated(
         transcendental_ulp_bias,
         check_hazards=sanitize == "default",
         relaxed=mode == "relaxed",
+        counters=counters == "all",
     )
     session = Session(sanitize, mode, tuning, track, schedule_seed)
     with _active_lock:

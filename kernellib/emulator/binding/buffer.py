@@ -156,9 +156,9 @@ def _load(plan: MemoryPlan, where: BufferAddress, issue: Callable[[WaveGroup], N
         address, waves, lanes = select_lanes(g, address)
         if not address.size:
             return
-        g.cohort.count("global", "load", inst.mnemonic, size, address, g)
         inside = inside if waves is None else inside[waves, lanes]
         if inside.all():
+            g.cohort.count("global", "load", inst.mnemonic, size, address, g)
             allocation = whole.resolve(g, address, waves, lanes)
             if allocation is not None:
                 offsets = address - allocation.base
@@ -169,11 +169,32 @@ def _load(plan: MemoryPlan, where: BufferAddress, issue: Callable[[WaveGroup], N
         ends = ends if waves is None else ends[waves, lanes]
         bound = np.broadcast_to(limit, (g.n, 64))
         bound = bound if waves is None else bound[waves, lanes]
+        _count_served(g, inst, "load", size, address, ends + unit <= bound, waves, lanes)
         words = [_checked_gather(g, resolver, address + at, ends + at + unit <= bound, unit, waves, lanes)
                  for at in range(0, size, unit)]  # fmt: skip
         mover.write(g, _join(words, mover.piece), waves, lanes)
 
     return step
+
+
+def _count_served(
+    g: WaveGroup,
+    inst: Instruction,
+    action: str,
+    size: int,
+    address: Array,
+    served: Array,
+    waves: Array | None,
+    lanes: Array | None,
+) -> None:
+    """Count the lanes whose first piece is in range: the others ask the memory for nothing."""
+    if served.all():
+        g.cohort.count("global", action, inst.mnemonic, size, address, g)
+        return
+    which = np.nonzero(served)
+    wave_of = which[0] if waves is None else waves[which[0]]
+    lane_of = which[-1] if lanes is None else lanes[which[0]]
+    g.cohort.count("global", action, inst.mnemonic, size, address[which], g, (wave_of, lane_of))
 
 
 def _join(words: list[Array], piece: int) -> list[Array]:
@@ -223,12 +244,12 @@ def _store(plan: MemoryPlan, where: BufferAddress, issue: Callable[[WaveGroup], 
         address, waves, lanes = select_lanes(g, address)
         if not address.size:
             return
-        g.cohort.count("global", "store", inst.mnemonic, size, address, g)
         start = np.broadcast_to(offset, (g.n, 64))
         bound = np.broadcast_to(limit, (g.n, 64))
         start, bound = (start, bound) if waves is None else (start[waves, lanes], bound[waves, lanes])
         start, bound, flat = start.reshape(-1), bound.reshape(-1), address.reshape(-1)
         all_waves, all_lanes = np.nonzero(g.lane_mask) if waves is None else (waves, lanes)
+        _count_served(g, inst, "store", size, flat, start + unit <= bound, all_waves, all_lanes)
         words = _dwords(mover.read(g, waves, lanes), unit)
         for number, word in enumerate(words):
             at = number * unit
@@ -273,8 +294,8 @@ def _atomic(plan: MemoryPlan, where: BufferAddress, issue: Callable[[WaveGroup],
         waves, lanes = np.nonzero(g.lane_mask)
         if not len(waves):
             return
-        g.cohort.count("global", "atomic", inst.mnemonic, size, address[waves, lanes], g)
         operands = source.read(g, waves, lanes)
+        _count_served(g, inst, "atomic", size, address[waves, lanes], keep[waves, lanes], waves, lanes)
         inside = np.nonzero(keep[waves, lanes])[0]
         old = np.zeros(len(waves), f"u{size}")
         if len(inside):
@@ -314,7 +335,8 @@ def _load_to_lds(plan: MemoryPlan, where: BufferAddress) -> Step:
         if not len(waves):
             g.waits.issue(nothing)
             return
-        g.cohort.count("global", "load", inst.mnemonic, size, address[waves, lanes], g)
+        served = (offset + unit <= limit)[waves, lanes]
+        _count_served(g, inst, "load", size, address[waves, lanes], served, waves, lanes)
         cohort = g.cohort
         target = ((g.scalar[:, M0 : M0 + 1].astype(np.int64) + immediate) + lane_offset)[waves, lanes]
         if int(target.min()) < 0 or int(target.max()) + max(size, 4) > cohort.lds_bytes:

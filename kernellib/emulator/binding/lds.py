@@ -135,7 +135,7 @@ def _load(plan: MemoryPlan, address: Fetch, offsets: list[int], issue: Callable[
         local, waves, lanes = select_lanes(g, address(g))
         if not local.size:
             return
-        g.cohort.count("lds", "load", inst.mnemonic, definition.bytes_per_lane, local, None)
+        g.cohort.count("lds", "load", inst.mnemonic, definition.bytes_per_lane, local, g)
         loaded = []
         for offset in offsets:
             place = place_in_lds(g, inst, local + offset, one, waves, lanes, "load")
@@ -165,7 +165,7 @@ def _store(
         local, waves, lanes = select_lanes(g, address(g))
         if not local.size:
             return
-        g.cohort.count("lds", "store", inst.mnemonic, definition.bytes_per_lane, local, None)
+        g.cohort.count("lds", "store", inst.mnemonic, definition.bytes_per_lane, local, g)
         for mover, offset in zip(movers, offsets, strict=True):
             place = place_in_lds(g, inst, local + offset, one, waves, lanes, "store").reshape(-1)
             for number, items in enumerate(mover.read(g, waves, lanes)):
@@ -191,7 +191,7 @@ def _atomic(
         local, waves, lanes = select_lanes(g, address(g))
         if not local.size:
             return
-        g.cohort.count("lds", "atomic", inst.mnemonic, size, local, None)
+        g.cohort.count("lds", "atomic", inst.mnemonic, size, local, g)
         place = place_in_lds(g, inst, local + offset, size, waves, lanes, "atomic").reshape(-1)
         operands = [mover.read(g, waves, lanes)[0] for mover in movers]
         old = combine_atomic(definition, g.cohort.lds, place, operands)

@@ -468,7 +468,7 @@ def bind_scratch(ctx: BindContext, inst: Instruction, definition: MemoryDef) -> 
                 f"{size}-byte scratch access at byte {int(flat[bad])}, the lane has {cohort.scratch_bytes}",
                 cohort.location(g, inst, bad // 64 if waves is None else int(waves[bad]), None, None),
             )
-        cohort.count("scratch", definition.action, inst.mnemonic, size, local, None)
+        cohort.count("scratch", definition.action, inst.mnemonic, size, local, g)
         # Lane-major placement: lane l of wave w owns bytes [(64 w + l) * scratch_bytes, ...).
         owner = g.waves[:, None] * 64 + np.arange(64) if waves is None else g.waves[waves] * 64 + lanes
         place = local + owner * cohort.scratch_stride

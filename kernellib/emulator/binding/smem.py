@@ -72,7 +72,7 @@ def bind_scalar_load(ctx: BindContext, inst: Instruction, definition: MemoryDef)
             start = start & np.int64((1 << 48) - 1)
             limit = g.scalar[:, base.index + 2].astype(np.int64)
         address = np.broadcast_to((start + relative) & np.int64(-4), (g.n,))
-        g.cohort.count("scalar", "load", inst.mnemonic, size, address, None)
+        g.cohort.count("scalar", "load", inst.mnemonic, size, address, g)
         if limit is not None:
             g.views[words_slot][...] = _checked(
                 g, inst, address, np.broadcast_to(relative, (g.n,)), limit, count, read

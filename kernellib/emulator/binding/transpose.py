@@ -36,7 +36,7 @@ def bind_transpose(
                 "transposing LDS read with lanes switched off", inst.line_no, inst.text
             )
         local = address(g) + offset
-        g.cohort.count("lds", "load", inst.mnemonic, size, local, None)
+        g.cohort.count("lds", "load", inst.mnemonic, size, local, g)
         place = place_in_lds(g, inst, local, size, None, None, "load")
         words = np.stack([gather(g.cohort.lds, place + at, 4) for at in range(0, size, 4)])
         moved = transpose_tile(words, definition.transpose)
