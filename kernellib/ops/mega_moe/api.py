@@ -8,7 +8,7 @@ stage 2   GEMM2, times the route weight, rows home, their sum
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -368,7 +368,7 @@ class MegaMoE:
         codes = x.new_empty((tokens, self.shape.model_dim), dtype=torch.uint8)
         scales = x.new_empty((tokens, self.layout.input_scales.row_bytes), dtype=torch.uint8)
         if tokens:
-            self._launch(build(self.shape.model_dim), (x, codes, scales), (tokens,))
+            self._launch(build, self.shape.model_dim, (x, codes, scales), (tokens,))
         return QuantizedTokens(codes, scales)
 
     def _run_stage1(
@@ -389,18 +389,20 @@ class MegaMoE:
         stage = Stage1(self.layout, call.config, self.activation, self.bounds_check, parts)
         quantized, weights = call.quantized, self.weights
         tensors = (quantized.codes, quantized.scales, call.route_weights, call.expert_ids)
-        self._launch(
-            build(stage), (*tensors, weights.w1, weights.w1_scales), (), before=(self.rank, call.num_tokens)
-        )
+        numbers = (self.rank, call.num_tokens)
+        self._launch(build, stage, (*tensors, weights.w1, weights.w1_scales), (), numbers)
 
     def _run_stage2(self, result: Stage1Result, out: torch.Tensor | None) -> torch.Tensor:
         shape = (result.num_tokens, self.shape.model_dim)
         target = torch.empty(shape, dtype=self.output_dtype, device=self.heap.device) if out is None else out
         self._launch_stage2(result, target)
         self._pending = None
+        self._look_at_reports()
+        return target
+
+    def _look_at_reports(self) -> None:
         if not _capturing(self.heap.device):
             self.raise_reported_ids()
-        return target
 
     def _launch_stage2(
         self, call: Stage1Result, out: torch.Tensor, phases: Sequence[str] | None = None
@@ -410,11 +412,12 @@ class MegaMoE:
         stage = Stage2(self.layout, call.config, PHASES if phases is None else tuple(phases))
         tensors = (call.expert_ids, self.weights.w2, self.weights.w2_scales, out)
         numbers = (self.rank, call.num_tokens, stage.num_gemm(call.token_class))
-        self._launch(build(stage), tensors, (), before=numbers)
+        self._launch(build, stage, tensors, (), numbers)
 
     def _launch(
         self,
-        launcher: Any,
+        build: Callable[[Any], Any],
+        stage: object,
         tensors: Sequence[torch.Tensor],
         after: tuple[int, ...],
         before: tuple[int, ...] | None = None,
@@ -426,7 +429,7 @@ class MegaMoE:
             self.heap.expose(tensor)
         head = () if before is None else (self._region.peers.data_ptr(), *before)
         addresses = [tensor.data_ptr() for tensor in tensors]
-        launch(self.heap.target, launcher, (*head, *addresses, *after), self.heap.device)
+        launch(self.heap.target, build, stage, (*head, *addresses, *after), self.heap.device)
 
 
 def _prepare_region(heap: SymmetricHeap, layout: SymmetricLayout) -> SymmetricRegion:

@@ -16,29 +16,32 @@ _compiled: dict[tuple[Any, str], Callable[[tuple[Any, ...]], Any]] = {}
 _lock = threading.Lock()
 
 
-def launch(target: str, launcher: Any, arguments: tuple[Any, ...], device: torch.device) -> None:
+def launch(
+    target: str, build: Callable[[Any], Any], stage: Any, arguments: tuple[Any, ...], device: torch.device
+) -> None:
     """Launches a kernel on the device's current stream; the first time it is traced and compiled.
 
     Args:
         target: "mi355x" or "emulator"; compiled kernels are not shared between them.
-        launcher: the FlyDSL launcher, whose last parameter is the stream.
-        arguments: the others.
+        build: a cached function from ``stage`` to the FlyDSL launcher, whose last parameter is the stream.
+        stage: everything known at compile time.
+        arguments: of the launcher, but for the stream.
         device: of the tensors.
     """
     if device.type != "cuda":
-        _call(target, launcher, (*arguments, fx.Stream(None)))
+        _call(target, build, stage, (*arguments, fx.Stream(None)))
         return
     with torch.cuda.device(device):
         stream = fx.Stream(torch.cuda.current_stream().cuda_stream)
-        _call(target, launcher, (*arguments, stream))
+        _call(target, build, stage, (*arguments, stream))
 
 
-def _call(target: str, launcher: Any, arguments: tuple[Any, ...]) -> None:
-    run = _compiled.get((launcher, target))
-    if run is None:
-        with _lock:
-            run = _compiled.get((launcher, target)) or _compile(launcher, arguments)
-            _compiled[launcher, target] = run
+def _call(target: str, build: Callable[[Any], Any], stage: Any, arguments: tuple[Any, ...]) -> None:
+    with _lock:  # emulated ranks are threads: one of them builds and compiles
+        launcher = build(stage)
+        run = _compiled.get((launcher, target))
+        if run is None:
+            run = _compiled[launcher, target] = _compile(launcher, arguments)
     run(arguments)  # outside the lock: on the emulator it returns only when the other ranks launch, too
 
 
