@@ -65,6 +65,34 @@ def bf16_ulp(values: npt.ArrayLike) -> F64:
     return np.asarray(np.where(finite, ulp, np.nan), dtype=np.float64)
 
 
+def bf16_neighbours(values: npt.ArrayLike) -> tuple[F64, F64]:
+    """The next smaller and the next larger bfloat16 of each value.
+
+    Args:
+        values: numbers that bfloat16 represents exactly; the two zeros are one value.
+
+    Returns:
+        (below, above): float64 arrays of the same shape; infinite past the largest finite value, NaN where
+        the value is not finite.
+
+    Example:
+        >>> [float(side) for side in bf16_neighbours(1.0)]
+        [0.99609375, 1.0078125]
+    """
+    x = np.asarray(values, dtype=np.float64)
+    magnitude = np.abs(x)
+    finite = np.isfinite(x)
+    safe = np.where(finite, magnitude, 0.0)
+    outward = safe + bf16_ulp(safe)
+    outward = np.where(outward > BF16_MAX, np.inf, outward)
+    # Towards zero a power of two borders on the finer binade below it.
+    inward = safe - bf16_ulp(safe - bf16_ulp(safe) / 2)
+    smallest = np.where(safe == 0.0, -BF16_MIN_SUBNORMAL, inward)
+    below = np.where(np.signbit(x) & (safe > 0.0), -outward, smallest)
+    above = np.where(np.signbit(x) & (safe > 0.0), -inward, outward)
+    return np.where(finite, below, np.nan), np.where(finite, above, np.nan)
+
+
 def bits_from_bf16(values: Any) -> npt.NDArray[np.uint16]:
     """The 16-bit patterns of bfloat16 values.
 

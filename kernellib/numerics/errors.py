@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .bf16 import F64, bf16_ulp, bits_from_bf16, to_float64
+from .bf16 import F64, bf16_neighbours, bf16_ulp, bits_from_bf16, round_to_bf16, to_float64
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,9 @@ class ErrorReport:
         bit_equal_fraction: share of elements with the same bits (any NaN equals any NaN).
         max_ulp_error: largest error in units in the last place, the unit taken at the largest of the
             magnitudes given; infinite when non-finite elements disagree.
+        judged_ulp_error: the same, but an element that equals one of its alternatives counts as one unit at
+            the most: what a bound of one unit is held against.
+        num_alternatives: elements more than one unit off that equal an alternative.
         max_abs_error: largest absolute error over elements finite in both.
         num_nonfinite: elements of the reference that are NaN or infinite.
         nonfinite_match: whether both have the same NaN, +Inf and -Inf in the same places.
@@ -32,6 +35,8 @@ class ErrorReport:
     relative_rmse: float
     bit_equal_fraction: float
     max_ulp_error: float
+    judged_ulp_error: float
+    num_alternatives: int
     max_abs_error: float
     num_nonfinite: int
     nonfinite_match: bool
@@ -82,7 +87,32 @@ def ulp_distance(actual: Any, expected: Any) -> npt.NDArray[np.int64]:
     return np.where(a_nan | e_nan, np.where(a_nan & e_nan, 0, 1 << 16), distance)
 
 
-def compare(actual: Any, expected: Any, *, magnitudes: tuple[Any, ...] = ()) -> ErrorReport:
+def neighbour_sums(p: Any, addend: Any) -> tuple[F64, F64]:
+    """bf16(p' + addend) for either bfloat16 neighbour p' of p: what y = bf16(p + addend) may be as well.
+
+    p is itself rounded, from a sum whose last bits depend on the order of its terms. Where the exact sum lies
+    near a tie of bfloat16, a right kernel may round it to the neighbour. One unit of p is mostly one unit
+    of y, but where p + addend is a tie too, rounding to even turns it into two.
+
+    Args:
+        p, addend: bfloat16 values of equal shape.
+
+    Returns:
+        (from the neighbour below, from the one above), float64 arrays; NaN where p is not finite.
+
+    Example:
+        >>> [float(y) for y in neighbour_sums(1.0, 2.0)]
+        [3.0, 3.0]
+    """
+    other = to_float64(addend)
+    with np.errstate(invalid="ignore", over="ignore"):
+        below, above = (round_to_bf16(side + other) for side in bf16_neighbours(to_float64(p)))
+    return below, above
+
+
+def compare(
+    actual: Any, expected: Any, *, magnitudes: tuple[Any, ...] = (), alternatives: tuple[Any, ...] = ()
+) -> ErrorReport:
     """Every metric of ``actual`` against ``expected``.
 
     Args:
@@ -91,6 +121,8 @@ def compare(actual: Any, expected: Any, *, magnitudes: tuple[Any, ...] = ()) -> 
         magnitudes: further values whose last place may show in the result, such as the rounded
             projection p of y = p + shared: where the add cancels, one unit of p is many of y. The unit
             of ``max_ulp_error`` is taken at the largest magnitude of these and ``expected``.
+        alternatives: further right answers, element by element, such as ``neighbour_sums`` gives. Only
+            finite ones count, and only for ``judged_ulp_error`` and ``num_alternatives``.
     """
     a, e = to_float64(actual), to_float64(expected)
     _require_same_shape(a, e)
@@ -102,11 +134,17 @@ def compare(actual: Any, expected: Any, *, magnitudes: tuple[Any, ...] = ()) -> 
     with np.errstate(invalid="ignore"):  # infinite minus infinite, masked below
         error = np.where(finite, np.abs(a - e), 0.0)
         in_ulp = np.where(finite & np.isfinite(largest), error / bf16_ulp(largest), 0.0)
+    allowed = np.zeros(e.shape, dtype=np.bool_)
+    for other in alternatives:
+        allowed |= finite & (a == to_float64(other).reshape(e.shape))
+    judged = np.where(allowed, np.minimum(in_ulp, 1.0), in_ulp)
     return ErrorReport(
         num_elements=int(e.size),
         relative_rmse=relative_rmse(a, e) if match else float("inf"),
         bit_equal_fraction=float(np.mean(bit_equal(actual, expected))) if e.size else 1.0,
         max_ulp_error=float(in_ulp.max(initial=0.0)) if match else float("inf"),
+        judged_ulp_error=float(judged.max(initial=0.0)) if match else float("inf"),
+        num_alternatives=int(np.count_nonzero(allowed & (in_ulp > 1.0))),
         max_abs_error=float(error.max(initial=0.0)),
         num_nonfinite=int(np.count_nonzero(~np.isfinite(e))),
         nonfinite_match=match,

@@ -12,6 +12,7 @@ from kernellib.numerics import (
     BF16_MAX,
     BF16_MIN_SUBNORMAL,
     bf16_from_bits,
+    bf16_neighbours,
     bf16_ulp,
     bits_from_bf16,
     round_to_bf16,
@@ -52,6 +53,16 @@ def test_between_neighbours_the_nearer_wins_and_ties_go_to_even() -> None:
     assert np.array_equal(round_to_bf16(above), high)
     even = np.where(bits_from_bf16(low) % 2 == 0, low, high)
     assert np.array_equal(round_to_bf16(middle), even)
+
+
+def test_neighbours_are_the_next_values_on_either_side() -> None:
+    values = finite_values()
+    below, above = bf16_neighbours(values)
+    assert np.array_equal(below, [-np.inf, *values[:-1]])
+    assert np.array_equal(above, [*values[1:], np.inf])
+    for side in bf16_neighbours(-0.0):
+        assert abs(side) == BF16_MIN_SUBNORMAL
+    assert np.isnan(bf16_neighbours([np.nan, np.inf, -np.inf])).all()
 
 
 def test_overflow_starts_half_a_unit_past_the_largest() -> None:

@@ -15,6 +15,7 @@ from kernellib.ops.latent_moe_tail.config import WEIGHT_BYTES
 from kernellib.ops.latent_moe_tail.reference import (
     InputKind,
     TailInputs,
+    against_oracle,
     make_inputs,
     oracle_f64,
     production_chain,
@@ -45,7 +46,7 @@ def common() -> TailInputs:
 @pytest.fixture(scope="module")
 def common_result(common: TailInputs) -> torch.Tensor:
     result = run(common)
-    assert_within_claims(against_oracle(common, result))
+    assert_within_claims(error_report(common, result))
     return result
 
 
@@ -60,16 +61,16 @@ def run(inputs: TailInputs, config: TailConfig | None = None, eps: float = EPS) 
     return out
 
 
-def against_oracle(inputs: TailInputs, out: torch.Tensor, eps: float = EPS) -> ErrorReport:
+def error_report(inputs: TailInputs, out: torch.Tensor, eps: float = EPS) -> ErrorReport:
     p, y = oracle_f64(*inputs, eps)
-    report = compare(out.reshape(-1), y, magnitudes=(p,))
+    report = against_oracle(out, p, y, inputs.shared)
     print(report)
     return report
 
 
 def assert_within_claims(report: ErrorReport) -> None:
     assert report.nonfinite_match
-    assert report.max_ulp_error <= 1.0
+    assert report.judged_ulp_error <= 1.0
     assert report.bit_equal_fraction >= 0.995
     assert report.relative_rmse <= 5e-4
 
@@ -78,15 +79,16 @@ def assert_within_claims(report: ErrorReport) -> None:
 def test_normal_inputs(session: Session, seed: int) -> None:
     print(f"seed {seed}")
     inputs = make_inputs(seed)
-    assert_within_claims(against_oracle(inputs, run(inputs)))
+    assert_within_claims(error_report(inputs, run(inputs)))
 
 
 @pytest.mark.parametrize("kind", ["large", "tiny", "subnormal", "zeros"])
 def test_ranges_of_values(session: Session, kind: InputKind) -> None:
     inputs = make_inputs(7, kind)
     out = run(inputs)
-    assert_within_claims(against_oracle(inputs, out))
-    assert_within_claims(compare(out, production_chain(*inputs, EPS)))
+    assert_within_claims(error_report(inputs, out))
+    if kind != "subnormal":  # which some CPUs' bf16 dot products take as zero: the oracle alone is the judge
+        assert_within_claims(compare(out, production_chain(*inputs, EPS)))
 
 
 @pytest.mark.parametrize("kind", ["one_nan", "one_inf"])
@@ -113,7 +115,7 @@ def test_sum_of_squares_past_fp32_gives_shared(session: Session) -> None:
 @pytest.mark.parametrize("eps", [1e-12, 0.5, 1e30])
 def test_eps(session: Session, eps: float) -> None:
     inputs = make_inputs(9)
-    assert_within_claims(against_oracle(inputs, run(inputs, eps=eps), eps))
+    assert_within_claims(error_report(inputs, run(inputs, eps=eps), eps))
 
 
 @pytest.mark.parametrize("config", OTHER_CONFIGS, ids=lambda config: config.name)
@@ -135,7 +137,7 @@ def test_inputs_are_not_written_and_out_is_reused(session: Session, common: Tail
     latent_moe_tail(*first, out=out, target="emulator")
     expected = out.clone()
     latent_moe_tail(*second, out=out, target="emulator")  # the compiled launch must see the new addresses
-    assert_within_claims(against_oracle(second, out))
+    assert_within_claims(error_report(second, out))
     latent_moe_tail(*first, out=out, target="emulator")
     assert torch.equal(out, expected)
     for tensor, copy in zip(first, copies, strict=True):

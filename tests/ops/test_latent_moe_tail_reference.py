@@ -14,6 +14,7 @@ from kernellib.ops.latent_moe_tail.reference import (
     INPUT_KINDS,
     InputKind,
     TailInputs,
+    against_oracle,
     make_inputs,
     normalise_exact,
     oracle_f64,
@@ -108,16 +109,44 @@ def test_oracle_projection_against_exact_arithmetic(normal_inputs: TailInputs) -
         assert y[row] == round_to_bf16(p[row] + float(normal_inputs.shared[0, row]))
 
 
+def linear_flushes() -> bool:
+    """Whether this CPU's bf16 ``linear`` takes subnormals as zero, see the reference's docstring."""
+    ones, tiny = torch.ones(1, LATENT_DIM).bfloat16(), torch.full((8, LATENT_DIM), 2.0**-130).bfloat16()
+    return not torch.nn.functional.linear(ones, tiny).any()
+
+
 @pytest.mark.parametrize("kind", ["normal", "large", "tiny", "subnormal", "zeros"])
 def test_production_chain_agrees_with_the_oracle(kind: InputKind) -> None:
     """Loose enough for a CPU that sums in another order, tight enough for one wrong rounding point."""
+    if kind == "subnormal" and linear_flushes():
+        pytest.skip("this CPU's linear takes subnormals as zero (AMX or AVX512-BF16)")
     inputs = make_inputs(6, kind)
     p, y = oracle_f64(*inputs, EPS)
-    report = compare(production_chain(*inputs, EPS).reshape(-1), y, magnitudes=(p,))
+    report = against_oracle(production_chain(*inputs, EPS), p, y, inputs.shared)
     print(report)
-    assert report.max_ulp_error <= 1.0
+    assert report.judged_ulp_error <= 1.0
     assert report.bit_equal_fraction >= 0.995
     assert report.relative_rmse <= 5e-4
+
+
+def test_the_tie_of_make_inputs_0() -> None:
+    """Output 5089 of seed 0, which an H200 gave two units off: its sum is 0.49998 units away from p.
+
+    One part in 2^24 of the sum turns p, and p + shared is a tie: -0.796875 and -0.7890625 are both right.
+    """
+    inputs = make_inputs(0)
+    p, y = oracle_f64(*inputs, EPS)
+    n = normalise_exact(to_float64(inputs.routed).reshape(-1), to_float64(inputs.norm_weight), EPS)
+    exact = float(to_float64(inputs.up_weight[5089]) @ n)
+    assert 0.4999 < abs(exact - p[5089]) / 2.0**-8 < 0.5
+    other = round_to_bf16(exact * (1 - 2.0**-22))
+    changed = y.copy()
+    changed[5089] = round_to_bf16(other + to_float64(inputs.shared)[0, 5089])
+    assert (y[5089], changed[5089]) == (-0.796875, -0.7890625)
+    report = against_oracle(changed, p, y, inputs.shared)
+    assert (report.max_ulp_error, report.judged_ulp_error, report.num_alternatives) == (2.0, 1.0, 1)
+    changed[5089] = -0.78515625  # a unit further is wrong
+    assert against_oracle(changed, p, y, inputs.shared).judged_ulp_error > 1.0
 
 
 @pytest.mark.parametrize("kind", ["one_nan", "one_inf"])

@@ -14,12 +14,13 @@ as zero [Intel SDM, VDPBF16PS, TDPBF16PS]; the oracle is the judge there.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 
 from kernellib.numerics.bf16 import F64, round_to_bf16, to_float64
+from kernellib.numerics.errors import ErrorReport, compare, neighbour_sums
 
 from .config import LATENT_DIM, MODEL_DIM
 
@@ -83,6 +84,25 @@ def oracle_f64(
         p = round_to_bf16(np.concatenate([to_float64(block) @ n for block in blocks]))
         y = round_to_bf16(p + to_float64(shared).reshape(-1))
     return p, y
+
+
+def against_oracle(actual: Any, p: F64, y: F64, shared: torch.Tensor) -> ErrorReport:
+    """A result of the tail against ``oracle_f64``'s (p, y), by the rule that every gate of the tail applies.
+
+    An output is right when it lies within one unit in the last place of y, the unit taken at the larger of
+    |p| and |y|, or equals bf16(p' + shared) for p' one of the two bf16 values next to p: the report's
+    ``judged_ulp_error`` is then at most 1. The second part is for sums near a tie of bf16, see
+    ``numerics.neighbour_sums``; without it a right kernel fails for some random seeds, as ``make_inputs(0)``
+    did on an H200.
+
+    Args:
+        actual: bf16 [7168] or [1, 7168].
+        p, y: from ``oracle_f64``.
+        shared: the operator's argument.
+    """
+    addend = to_float64(shared).reshape(-1)
+    flat = actual.reshape(-1)
+    return compare(flat, y, magnitudes=(p,), alternatives=neighbour_sums(p, addend))
 
 
 def normalise_exact(x: F64, gamma: F64, eps: float) -> F64:

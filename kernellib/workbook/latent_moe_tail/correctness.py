@@ -6,9 +6,10 @@ is each element written, near the oracle, not-a-number exactly where the chain h
 inputs and the guards untouched?
 
 Thresholds (per output, with one unit in the last place taken at the larger of |p| and |y|, since p's
-last bit shows where the add cancels): at most 1 ulp from the oracle; at least 99.5 % of outputs equal
-to it bit by bit; relative RMSE at most 5e-4. The last two hold over normal values: a subnormal has so
-few significant bits that one ulp is already a large relative error.
+last bit shows where the add cancels): at most 1 ulp from the oracle, or equal to bf16(p' + shared) for p' one
+of the two bf16 values next to the oracle's p (``reference.against_oracle`` says why); at least 99.5 % of
+outputs equal to the oracle bit by bit; relative RMSE at most 5e-4. The last two hold over normal values: a
+subnormal has so few significant bits that one ulp is already a large relative error.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from kernellib.ops.latent_moe_tail.reference import (
     INPUT_KINDS,
     InputKind,
     TailInputs,
+    against_oracle,
     make_inputs,
     oracle_f64,
     production_chain,
@@ -37,6 +39,7 @@ from kernellib.targets import TargetInfo
 from ..artifact import Claim
 
 MAX_ULP = 1.0
+ULP_CLAIM = "every output within one ulp of the oracle, or bf16(p' + shared) for a bf16 neighbour p' of its p"
 MIN_BIT_EQUAL = 0.995
 MAX_RELATIVE_RMSE = 5e-4
 # Kinds whose every value is finite and normal, where a relative error means something.
@@ -159,9 +162,9 @@ def run_case(case: Case, target: TargetInfo, config: TailConfig | None = None) -
     p, y = oracle_f64(*_on_cpu(inputs))
     return CaseResult(
         case=case,
-        oracle=compare(fused, y, magnitudes=(p,)),
+        oracle=against_oracle(fused, p, y, before.shared),
         chain=compare(fused, chain, magnitudes=(p,)),
-        chain_oracle=compare(chain, y, magnitudes=(p,)),
+        chain_oracle=against_oracle(chain, p, y, before.shared),
         num_unwritten=int(np.count_nonzero(bits[GUARD_ELEMENTS:-GUARD_ELEMENTS] == POISON_BITS)),
         guards_intact=bool(np.all(guards == POISON_BITS)),
         inputs_unchanged=all(map(_same_bits, inputs, before)),
@@ -214,12 +217,12 @@ def check_reuse(seed: int, target: TargetInfo, config: TailConfig | None = None)
     if graph is not None:
         out.view(torch.int16).fill_(POISON_BITS)
         graph.replay()
-        replay = compare(out.reshape(-1).cpu(), y, magnitudes=(p,))
+        replay = against_oracle(out.cpu(), p, y, inputs.shared)
     return ReuseResult(
         same_buffer=returned.data_ptr() == out.data_ptr(),
         repeat_equal=repeat_equal,
         changed=not bool(np.all(bit_equal(second, first.reshape(-1).cpu()))),
-        after_change=compare(second, y, magnitudes=(p,)),
+        after_change=against_oracle(second, p, y, inputs.shared),
         replay=replay,
     )
 
@@ -228,7 +231,8 @@ def _numeric_claims(results: Sequence[CaseResult]) -> list[Claim]:
     finite = [result for result in results if result.case.kind not in NONFINITE_KINDS]
     normal = [result for result in finite if result.case.kind in NORMAL_RANGE_KINDS]
     seeds = sorted({result.case.seed for result in normal if result.case.kind == "normal"})
-    worst_ulp = max(result.oracle.max_ulp_error for result in finite)
+    worst_ulp = max(result.oracle.judged_ulp_error for result in finite)
+    num_neighbours = sum(result.oracle.num_alternatives for result in finite)
     least_equal = min(result.oracle.bit_equal_fraction for result in normal)
     worst_rmse = max(result.oracle.relative_rmse for result in normal)
     where = f"over {len(finite)} cases"
@@ -240,9 +244,10 @@ def _numeric_claims(results: Sequence[CaseResult]) -> list[Claim]:
             "checked",
         ),
         Claim.check(
-            "every output within one ulp of the oracle",
+            ULP_CLAIM,
             worst_ulp <= MAX_ULP,
-            f"at most {worst_ulp:.3g} ulp {where}, wanted at most {MAX_ULP:g}",
+            f"at most {worst_ulp:.3g} ulp {where}, wanted at most {MAX_ULP:g}; outputs of the second kind: "
+            f"{num_neighbours}",
             "checked",
         ),
         Claim.check(
@@ -301,9 +306,10 @@ def _reuse_claims(reuse: ReuseResult) -> list[Claim]:
     claims = [
         Claim.check(
             "one output buffer and one compiled launch can be reused",
-            good and reuse.after_change.max_ulp_error <= MAX_ULP,
+            good and reuse.after_change.judged_ulp_error <= MAX_ULP,
             f"returned the buffer passed in: {reuse.same_buffer}; same inputs, same bits: "
-            f"{reuse.repeat_equal}; new values: {reuse.after_change.max_ulp_error:.3g} ulp from their oracle",
+            f"{reuse.repeat_equal}; "
+            f"new values: {reuse.after_change.judged_ulp_error:.3g} ulp from their oracle",
             "checked",
         )
     ]
@@ -311,8 +317,8 @@ def _reuse_claims(reuse: ReuseResult) -> list[Claim]:
         claims.append(
             Claim.check(
                 "a captured graph replays with new values",
-                reuse.replay.max_ulp_error <= MAX_ULP,
-                f"{reuse.replay.max_ulp_error:.3g} ulp from the new values' oracle, wanted {MAX_ULP:g}",
+                reuse.replay.judged_ulp_error <= MAX_ULP,
+                f"{reuse.replay.judged_ulp_error:.3g} ulp from the new values' oracle, wanted {MAX_ULP:g}",
                 "checked",
             )
         )

@@ -108,7 +108,7 @@ def gate_failures(result: CaseResult) -> list[str]:
     oracle = result.oracle
     checks = [
         (oracle.nonfinite_match, "NaN or infinities where the oracle has none"),
-        (oracle.max_ulp_error <= MAX_ULP, f"{oracle.max_ulp_error:.3g} ulp, wanted {MAX_ULP:g}"),
+        (oracle.judged_ulp_error <= MAX_ULP, f"{oracle.judged_ulp_error:.3g} ulp, wanted {MAX_ULP:g}"),
         (oracle.bit_equal_fraction >= MIN_BIT_EQUAL, f"only {oracle.bit_equal_fraction:.3%} bit-equal"),
         (oracle.relative_rmse <= MAX_RELATIVE_RMSE, f"relative RMSE {oracle.relative_rmse:.1e}"),
         (result.num_unwritten == 0, f"{result.num_unwritten} elements unwritten"),
