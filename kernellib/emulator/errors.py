@@ -126,6 +126,26 @@ class BarrierDivergenceError(Finding):
     """Waves of a workgroup cannot meet at a barrier (one has ended or waits somewhere else)."""
 
 
+class UninitialisedRegisterError(Finding):
+    """A register that the wave has not written was read."""
+
+
+class UninitialisedLdsError(Finding):
+    """An LDS byte that the workgroup has not written was read."""
+
+
+class PoisonedMemoryError(Finding):
+    """A byte of memory that the session knows to be uninitialised was read."""
+
+
+class LdsRaceError(Finding):
+    """Two waves of a workgroup touch an LDS byte, one writes it, and no barrier orders them."""
+
+
+class GlobalRaceError(Finding):
+    """Two waves touch a byte of global memory, one writes it, and nothing orders them."""
+
+
 class DeadlockError(Finding):
     """No wave can make progress; `waiting` lists who waits where."""
 

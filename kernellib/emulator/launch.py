@@ -29,11 +29,12 @@ from kernellib.emulator.resources import (
     get_kernel,
     kernel_resources,
 )
+from kernellib.emulator.sanitizers.names import DEFAULT
 from kernellib.emulator.scheduler import Cohort
 from kernellib.emulator.state import FloatMode, RegisterFile
 
 if TYPE_CHECKING:
-    from kernellib.emulator.relaxed.chip import Chip
+    from kernellib.emulator.sanitizers.monitor import Monitor
 
 Array = np.ndarray[Any, Any]
 _epochs = itertools.count(1)
@@ -53,8 +54,8 @@ class Tuning:
     gets its turn; `instruction_limit`: issues by one wave before an InstructionLimitError; `ulp_bias`: shifts
     results of v_rcp, v_rsq, v_sqrt, v_exp, v_log, v_sin and v_cos by -1, 0 or +1 ulp, within their documented
     accuracy; `check_hazards`: whether missing wait states are findings (hazards.py); `relaxed`: memory
-    behaves as the memory model leaves it open (relaxed/), for which a launch needs a chip; `counters`: count
-    lines touched and bank conflicts (counters.py).
+    behaves as the memory model leaves it open (relaxed/); `counters`: count lines touched and bank conflicts
+    (counters.py); `sanitizers`: names of those that watch (sanitizers/names.py).
     """
 
     waves_per_group: int = 0
@@ -64,17 +65,44 @@ class Tuning:
     check_hazards: bool = True
     relaxed: bool = False
     counters: bool = False
+    sanitizers: frozenset[str] = DEFAULT
+
+    @property
+    def instrumented(self) -> bool:
+        """Whether memory instructions go through `Launch.chip` and tell the sanitizers."""
+        return self.relaxed or bool(self.sanitizers - DEFAULT)
+
+
+@dataclass(frozen=True)
+class Device:
+    """What instrumented launches run on: a chip (relaxed/chip.py, sanitizers/direct.py), who watches it."""
+
+    chip: Any
+    monitor: Monitor | None = None
+    rank: int = 0
+    num_ranks: int = 1
 
 
 class CompiledListing:
     """A parsed and bound listing, reusable for any number of launches."""
 
     def __init__(
-        self, text: str, ulp_bias: int = 0, check_hazards: bool = True, relaxed: bool = False
+        self,
+        text: str,
+        ulp_bias: int = 0,
+        check_hazards: bool = True,
+        instrumented: bool = False,
+        relaxed: bool = False,
+        check_registers: bool = False,
     ) -> None:
         self.program: Program = parse(text)
         self.bound: BoundProgram = bind_program(
-            self.program, ulp_bias, check_hazards=check_hazards, relaxed=relaxed
+            self.program,
+            ulp_bias,
+            check_hazards=check_hazards,
+            instrumented=instrumented,
+            relaxed=relaxed,
+            check_registers=check_registers,
         )
         self._resources: dict[str, KernelResources] = {}
 
@@ -93,12 +121,15 @@ class CompiledListing:
         return found
 
 
-_listings: dict[tuple[str, int, bool, bool], CompiledListing] = {}
+_listings: dict[tuple[str, int, bool, bool, bool, bool], CompiledListing] = {}
 
 
 def compiled_listing(text: str, tuning: Tuning) -> CompiledListing:
     """Parse and bind a listing, once per text and process."""
-    key = (text, tuning.ulp_bias, tuning.check_hazards, tuning.relaxed)
+    key = (
+        text, tuning.ulp_bias, tuning.check_hazards, tuning.instrumented, tuning.relaxed,
+        "uninitialised_registers" in tuning.sanitizers,
+    )  # fmt: skip
     found = _listings.get(key)
     if found is None:
         if len(_listings) > 256:
@@ -125,11 +156,12 @@ class Launch:
         dynamic_lds_bytes: int = 0,
         tuning: Tuning | None = None,
         trackers: Sequence[ByteTracker] = (),
-        chip: Chip | None = None,
-        rank: int = 0,
+        device: Device | None = None,
     ) -> None:
-        self.rank = rank
-        self.chip: Any = chip
+        self.chip: Any = device.chip if device else None
+        self.monitor = device.monitor if device else None
+        self.rank, self.ranks = (device.rank, device.num_ranks) if device else (0, 1)
+        self.number = 0  # among those that the monitor watches
         self.listing, self.kernel, self.grid, self.block = listing, kernel, grid, block
         self.bound = listing.bound
         self.resources = listing.resources(kernel.name)
@@ -274,8 +306,10 @@ class Launch:
         if self.chip is None:
             return Dispatcher(self, resident, per_cohort, self.tuning.quantum)
         from kernellib.emulator.relaxed.schedule import RelaxedDispatcher  # noqa: PLC0415 (it builds on this)
+        from kernellib.emulator.sanitizers.cohort import InstrumentedDispatcher  # noqa: PLC0415
 
-        return RelaxedDispatcher(self, resident, per_cohort, self.tuning.quantum)
+        kind = RelaxedDispatcher if self.tuning.relaxed else InstrumentedDispatcher
+        return kind(self, resident, per_cohort, self.tuning.quantum)
 
     def _waves_per_group(self) -> int:
         if self.tuning.waves_per_group:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kernellib.emulator.assembly import Instruction
     from kernellib.emulator.launch import Launch
     from kernellib.emulator.relaxed.pending import VectorQueue
+    from kernellib.emulator.sanitizers.lds import LdsMonitor
 
 Array = np.ndarray[Any, Any]
 GROUP_QUANTUM = 512  # blocks that one group may run while others of its cohort wait
@@ -36,8 +37,11 @@ MAX_POLLED = 4  # addresses that a message names per group
 class Cohort:
     """Some workgroups of a launch, resident together."""
 
-    cu: Array  # relaxed mode: compute unit of each wave
-    queue: VectorQueue  # relaxed mode: vector memory operations under way
+    # of instrumented cohorts (sanitizers/cohort.py):
+    cu: Array  # compute unit of each wave
+    queue: VectorQueue  # vector memory operations under way
+    threads: Array  # numbers of the waves among all that run
+    lds_monitor: LdsMonitor | None = None
 
     def __init__(self, launch: Launch, first: int, count: int) -> None:
         bound = launch.bound
@@ -131,6 +135,9 @@ class Cohort:
         self.lds_in_flight[dwords] = True
         g.waits.issue(Outstanding(0, inst, "vmem", dwords))
 
+    def _met(self, free: Array) -> None:
+        """The waves of some workgroups, all that live, have met at a barrier (a hook)."""
+
     def finish(self) -> None:
         """Every wave has ended (a hook for cohorts that keep more than registers)."""
 
@@ -143,6 +150,7 @@ class Cohort:
             group = WaveGroup(self, waves, self.regs.subset(waves), copied=True)
         group.waits = parent.waits.copy()
         group.pending = parent.pending
+        group.written = parent.written
         group.block = block
         group.issued = parent.issued
         group.set_mode(parent.mode)
@@ -185,6 +193,7 @@ class Cohort:
         merged.issued = max(o.issued for o in (g, *partners))
         for other in partners:
             merged.waits = WaitState.merged(merged.waits, other.waits)
+            merged.written &= other.written
         merged.pending = merged.waits.pending()
         self.groups.append(merged)
         return merged
@@ -310,6 +319,7 @@ class Cohort:
         free = (missing == 0)[self.slot] & self.at_barrier
         if not free.any():
             return
+        self._met(free)
         self.at_barrier[free] = False
         for g in [g for g in self.groups if g.state == "barrier"]:
             mine = free[g.waves]

@@ -6,20 +6,20 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal
 
 from kernellib.emulator.errors import Finding, LaunchArgumentError, SessionError
 from kernellib.emulator.flydsl_backend import HOST, assembly_backend
 from kernellib.emulator.kernarg import Dim3, build_kernarg, explicit_arguments
-from kernellib.emulator.launch import Launch, Tuning, as_dim3, compiled_listing, register_argument
+from kernellib.emulator.launch import Device, Launch, Tuning, as_dim3, compiled_listing, register_argument
 from kernellib.emulator.memory import Allocation, MemoryMap
-from kernellib.emulator.relaxed.chip import Chip
 from kernellib.emulator.report import ByteTracker, LaunchReport, address_range
 from kernellib.emulator.resources import get_kernel
+from kernellib.emulator.sanitizers.monitor import Monitor, Poison
+from kernellib.emulator.sanitizers.names import parse_sanitizers
 from kernellib.emulator.world import World, make_world
 
-Sanitize = Literal["default", "none"]
 Mode = Literal["simple", "relaxed"]
 Counters = Literal["default", "all"]
 
@@ -36,18 +36,25 @@ class Session:
     """
 
     def __init__(
-        self, sanitize: Sanitize, mode: Mode, tuning: Tuning, track: Sequence[Any], schedule_seed: int = 0
+        self,
+        sanitize: str | Collection[str],
+        mode: Mode,
+        tuning: Tuning,
+        track: Sequence[Any],
+        schedule_seed: int = 0,
     ) -> None:
         self.sanitize = sanitize
         self.mode = mode
         self.schedule_seed = schedule_seed
-        self.chip = Chip(schedule_seed) if mode == "relaxed" else None
         self.tuning = tuning
+        self.poisoned = Poison()
+        self.device = self.make_device(1)
         self.track = [address_range(t) for t in track]
         self.memory = _memory
         self.launches: list[LaunchReport] = []
         self.world: World | None = None
         self._lock = threading.Lock()
+        self._alone = threading.Lock()
         for target in track:
             register_argument(self.memory, target)
 
@@ -64,6 +71,45 @@ class Session:
     def register_range(self, address: int, size: int, name: str) -> Allocation:
         """Make raw memory addressable; `session.memory.unregister` ends it."""
         return self.memory.register_range(address, size, name)
+
+    def poison(self, buffer: Any) -> None:
+        """Declare a tensor's or array's bytes uninitialised: loads of bytes that no kernel has written since
+        are findings of the sanitizer "poisoned_memory".  What host code writes is not seen: see `unpoison`.
+        """
+        self._mark(buffer, True)
+
+    def unpoison(self, buffer: Any) -> None:
+        """Declare a tensor's or array's bytes initialised."""
+        self._mark(buffer, False)
+
+    def _mark(self, buffer: Any, poisoned: bool) -> None:
+        base, size = address_range(buffer)
+        if size:
+            self.register(buffer)
+            allocation = self.memory.find(base, base + size)
+            if allocation is None:
+                raise SessionError(f"poison: [{base:#x}, +{size}) lies in no memory that kernels may touch")
+            self.poisoned.mark(allocation, base - allocation.base, size, poisoned)
+
+    def empty(self, shape: Sequence[int], dtype: Any) -> Any:
+        """A CPU tensor as torch.empty makes it, poisoned."""
+        import torch  # noqa: PLC0415
+
+        tensor = torch.empty(tuple(shape), dtype=dtype)
+        self.poison(tensor)
+        return tensor
+
+    def make_device(self, num_ranks: int) -> Device | None:
+        """What launches of `num_ranks` ranks run on; None for plain launches in simple mode."""
+        if not self.tuning.instrumented:
+            return None
+        from kernellib.emulator.relaxed.chip import Chip  # noqa: PLC0415
+        from kernellib.emulator.sanitizers.direct import DirectChip  # noqa: PLC0415
+
+        chip = Chip(self.schedule_seed, num_ranks) if self.tuning.relaxed else DirectChip()
+        watched = self.tuning.sanitizers & {"global_races", "poisoned_memory"}
+        monitor = Monitor(self.tuning.sanitizers, self.poisoned) if watched else None
+        return Device(chip, monitor, 0, num_ranks)
 
     def launch_from_host(
         self,
@@ -113,14 +159,20 @@ class Session:
         kernarg = build_kernarg(kernel, args, grid, block, lds)
         trackers = [ByteTracker(base, size) for base, size in self.track]
         world = self.world
-        chip, rank = (self.chip, 0) if world is None else (world.chip, world.current_rank())
+        device = self.device if world is None else world.current_device()
         launch = Launch(
-            listing, kernel, grid, block, kernarg, self.memory, lds, self.tuning, trackers, chip, rank
+            listing, kernel, grid, block, kernarg, self.memory, lds, self.tuning, trackers, device
         )
         try:
-            report = launch.run(stream) if world is None else launch.run(stream, world.execute)
+            if world is not None:
+                report = launch.run(stream, world.execute)
+            else:  # one chip, one order of events: what is watched runs alone
+                with self._alone if device is not None else contextlib.nullcontext():
+                    report = launch.run(stream)
+                    if device is not None and device.monitor is not None:
+                        device.monitor.host_barrier([0])
         except Finding as finding:
-            if chip is not None:
+            if self.tuning.relaxed:
                 finding.name_seed(self.schedule_seed)
             raise
         with self._lock:
@@ -140,7 +192,7 @@ def active_session() -> Session | None:
 @contextlib.contextmanager
 def emulated(
     *,
-    sanitize: Sanitize = "default",
+    sanitize: str | Collection[str] = "default",
     mode: Mode = "simple",
     schedule_seed: int = 0,
     track: Sequence[Any] = (),
@@ -154,7 +206,9 @@ def emulated(
 
     Args:
         sanitize: "default": bounds, use after free, alignment of atomics and LDS, missing waits and nops;
-            "none" leaves the missing nops out (the others cannot be turned off).
+            "none" leaves the missing nops out (the others cannot be turned off); "all": also uninitialised
+            registers, LDS and poisoned memory, races in LDS and global memory, divergent barriers, which
+            makes memory instructions several times slower; or names of sanitizers.names.SANITIZERS.
         mode: "simple": every store is visible at once. "relaxed": what the memory model of the ISA allows and
             no more: loads and stores go through caches that are stale until an acquire, stores become visible
             late and out of order until a release, waves run in any order (docs/emulator_memory_model.md).
@@ -180,8 +234,7 @@ def emulated(
     ...     print(session.launches[-1].instruction_counts)
     """
     global _active  # noqa: PLW0603
-    if sanitize not in ("default", "none"):
-        raise SessionError(f"sanitize={sanitize!r}: wants 'default' or 'none'")
+    sanitizers = parse_sanitizers(sanitize)
     if mode not in ("simple", "relaxed"):
         raise SessionError(f"mode={mode!r}: wants 'simple' or 'relaxed'")
     if not isinstance(schedule_seed, int) or schedule_seed < 0:
@@ -197,9 +250,10 @@ def emulated(
         quantum,
         instruction_limit,
         transcendental_ulp_bias,
-        check_hazards=sanitize == "default",
+        check_hazards="missing_nops" in sanitizers,
         relaxed=mode == "relaxed",
         counters=counters == "all",
+        sanitizers=sanitizers,
     )
     session = Session(sanitize, mode, tuning, track, schedule_seed)
     with _active_lock:

@@ -178,6 +178,7 @@ class WaveGroup:
         "views",
         "waits",
         "waves",
+        "written",
     )  # fmt: skip
 
     def __init__(self, cohort: Cohort, waves: Array, regs: RegisterFile, copied: bool) -> None:
@@ -203,6 +204,7 @@ class WaveGroup:
         self.targets: tuple[Array, int, int] | None = None
         self.picks = 0
         self.sleeping = False
+        self.written = 0  # register bits (waits.py) that sanitizers know to be written
 
     def refresh_exec(self) -> None:
         """Recompute the boolean lane mask after EXEC was written."""

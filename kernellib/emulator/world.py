@@ -15,14 +15,15 @@ never on the host's thread scheduler.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kernellib.emulator.dispatcher import Dispatcher, run_until_one_ends
 from kernellib.emulator.errors import DeadlockError, SessionError
-from kernellib.emulator.relaxed.chip import Chip
+from kernellib.emulator.launch import Device
 
 if TYPE_CHECKING:
     from kernellib.emulator.session import Session
@@ -65,7 +66,7 @@ class World:
         self._alive: set[int] = set()
         self._failure: BaseException | None = None
         self._stepping = False
-        self.chip = Chip(session.schedule_seed, num_ranks) if session.mode == "relaxed" else None
+        self.device = session.make_device(num_ranks)
 
     def allocate(self, shape: Sequence[int], dtype: Any, fill: Any = 0) -> list[Any]:
         """One tensor per rank, registered with the session."""
@@ -112,6 +113,7 @@ class World:
             self.session.world = None
             self._running.clear()
             self._at_barrier.clear()
+        self._hosts_met(range(self.num_ranks))
         if self._failure is not None:
             raise self._failure
         return results
@@ -122,6 +124,15 @@ class World:
         if index is None:
             raise SessionError("while World.run is active, only the ranks' own threads may launch")
         return index
+
+    def current_device(self) -> Device | None:
+        """What launches of the calling thread's rank run on."""
+        rank = self.current_rank()
+        return None if self.device is None else dataclasses.replace(self.device, rank=rank)
+
+    def _hosts_met(self, ranks: Iterable[int]) -> None:
+        if self.device is not None and self.device.monitor is not None:
+            self.device.monitor.host_barrier(sorted(ranks))
 
     def _check_failure(self) -> None:
         if self._failure is not None:
@@ -137,6 +148,7 @@ class World:
             while self._generation == generation:
                 self._check_failure()
                 if self._at_barrier >= self._alive:
+                    self._hosts_met(self._alive)
                     self._at_barrier.clear()
                     self._generation += 1
                     self._condition.notify_all()

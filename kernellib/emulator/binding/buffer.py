@@ -114,7 +114,7 @@ def bind_buffer(ctx: BindContext, inst: Instruction, definition: MemoryDef) -> t
         if definition.action != "load" or definition.half:
             raise refuse(inst, "lds belongs to plain loads")
         touched = plan.source_mask | register_bits(Operand("sgpr", "m0", M0))
-        if ctx.relaxed:
+        if ctx.instrumented:
             return _relaxed(plan, address, "vmem", None, True), touched
         return _load_to_lds(plan, address), touched
     returns = definition.action == "load" or (definition.action == "atomic" and "sc0" in plan.cache)
@@ -124,7 +124,7 @@ def bind_buffer(ctx: BindContext, inst: Instruction, definition: MemoryDef) -> t
     kind: PendingKind = "vmem" if returns else "store"
     access = {"load": _load, "store": _store, "atomic": _atomic}[definition.action]
     touched = plan.source_mask | (register_bits(data) if definition.action != "load" and data else 0)
-    if ctx.relaxed:
+    if ctx.instrumented:
         result = data
         if returns and data is not None and definition.compares:
             result = Operand(data.kind, data.text, data.index, data.count // 2)
@@ -135,7 +135,7 @@ def bind_buffer(ctx: BindContext, inst: Instruction, definition: MemoryDef) -> t
 def _relaxed(
     plan: MemoryPlan, where: BufferAddress, kind: PendingKind, result: Operand | None, to_lds: bool
 ) -> Step:
-    from kernellib.emulator.relaxed import hooks  # noqa: PLC0415 (relaxed mode builds on this module)
+    from kernellib.emulator.relaxed import hooks  # noqa: PLC0415 (it builds on this module)
 
     return hooks.buffer_step(plan, where, kind, result, to_lds)
 

@@ -125,8 +125,8 @@ def bind_cache(
     """Cache write-back and invalidation: nothing to do where every store is visible at once."""
     if inst.operands or set(inst.modifiers) - {"sc0", "sc1", "nt"}:
         raise refuse(inst, "cache instructions take only the scope bits sc0, sc1 and nt")
-    if control.ctx.relaxed:
-        from kernellib.emulator.relaxed import hooks  # noqa: PLC0415 (relaxed mode builds on binding)
+    if control.ctx.instrumented:
+        from kernellib.emulator.relaxed import hooks  # noqa: PLC0415 (it builds on binding)
 
         return hooks.cache_step(inst, definition.mnemonic), False
     return None, False
@@ -149,11 +149,11 @@ def bind_waitcnt(control: ControlContext, inst: Instruction, definition: Control
         for dwords in landed:
             cohort.lds_in_flight[dwords] = False
 
-    if control.ctx.relaxed:
-        from kernellib.emulator.relaxed import hooks  # noqa: PLC0415 (relaxed mode builds on binding)
+    if control.ctx.instrumented:
+        from kernellib.emulator.relaxed import hooks  # noqa: PLC0415 (it builds on binding)
 
         def relaxed(g: WaveGroup) -> None:
-            hooks.wait(g, vmcnt)
+            hooks.wait(g, vmcnt, lgkmcnt)
             step(g)
 
         return relaxed, False

@@ -112,6 +112,8 @@ def bind_exchange(ctx: BindContext, inst: Instruction, definition: AluDef) -> tu
         compute(g)
         g.waits.issue(operation)
         g.pending |= mask
+        if g.cohort.lds_monitor is not None:
+            g.cohort.lds_monitor.count(g.waves)
 
     return step, touched
 

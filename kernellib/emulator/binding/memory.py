@@ -87,6 +87,14 @@ def make_issue(plan: MemoryPlan, kind: PendingKind) -> Callable[[WaveGroup], Non
         g.waits.issue(operation)
         g.pending |= mask
 
+    if plan.ctx.instrumented and kind in ("lds", "smem", "flat"):
+
+        def counted(g: WaveGroup) -> None:
+            issue(g)
+            if g.cohort.lds_monitor is not None:
+                g.cohort.lds_monitor.count(g.waves)
+
+        return counted
     return issue
 
 
@@ -178,8 +186,8 @@ def bind_global(ctx: BindContext, inst: Instruction, definition: MemoryDef) -> t
     addresses = global_addresses(plan, vaddr, saddr)
     kind: PendingKind = "flat" if is_flat else "vmem" if returns or to_lds else "store"
     touched = plan.source_mask | (register_bits(Operand("sgpr", "m0", M0)) if to_lds else 0)
-    if ctx.relaxed:
-        from kernellib.emulator.relaxed import hooks  # noqa: PLC0415 (relaxed mode builds on this module)
+    if ctx.instrumented:
+        from kernellib.emulator.relaxed import hooks  # noqa: PLC0415 (it builds on this module)
 
         return hooks.global_step(plan, addresses, kind), touched
     if to_lds:

@@ -141,11 +141,14 @@ def bind_program(
     min_vgprs: int = 1,
     min_agprs: int = 0,
     check_hazards: bool = True,
+    instrumented: bool = False,
     relaxed: bool = False,
+    check_registers: bool = False,
 ) -> BoundProgram:
     """Bind every instruction of a listing.
 
-    `relaxed`: memory instructions go through the caches of `Launch.chip` (relaxed/).
+    `instrumented`: memory instructions go through `Launch.chip` and tell `Launch.monitor` (sanitizers/);
+    `relaxed`: blocks are short; `check_registers`: reads of registers never written raise.
     `check_hazards`: an instruction that comes too soon after another (see hazards.py) raises when executed.
 
     Raises UnknownInstructionError / UnsupportedOperandError for the first instruction that is not understood,
@@ -157,7 +160,7 @@ def bind_program(
     vgprs, agprs = max(vgprs, min_vgprs), max(agprs, min_agprs)
     first_of_block = leaders(program, relaxed)
     block_of = {leader: number for number, leader in enumerate(first_of_block)}
-    ctx = BindContext(SlotTable(), vgprs, agprs, ulp_bias, relaxed=relaxed)
+    ctx = BindContext(SlotTable(), vgprs, agprs, ulp_bias, instrumented=instrumented or relaxed)
     control = ControlContext(ctx, program, block_of)
     hazards = find_hazards(program, first_of_block) if check_hazards else {}
     blocks = []
@@ -169,6 +172,10 @@ def bind_program(
             block.instructions.append(inst.index)
             if inst.index in hazards and step is not None:
                 step = _hazard_step(inst, hazards[inst.index])
+            if check_registers and step is not None:
+                from kernellib.emulator.sanitizers.registers import checked  # noqa: PLC0415 (it builds on this)
+
+                step = checked(inst, step)
             if ends:
                 assert step is not None
                 block.end = (inst.index, touched, step)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from kernellib.emulator.binding import sources as src
 from kernellib.emulator.binding.addresses import Resolver, gather
 from kernellib.emulator.binding.memory import MemoryPlan, make_issue, take_common
 from kernellib.emulator.binding.sources import Array, BindContext, Fetch, refuse
+from kernellib.emulator.errors import MisalignedAccessError
 from kernellib.emulator.instructions.registry import MemoryDef
 from kernellib.emulator.operands import Operand
 from kernellib.emulator.state import WaveGroup
@@ -59,9 +61,9 @@ def bind_scalar_load(ctx: BindContext, inst: Instruction, definition: MemoryDef)
     base_slot = src.sgpr_slot(ctx, base.index, I64, vector=False)
     words_slot = ctx.slots.intern(("sx", first, count), lambda g: g.scalar[:, first : first + count])
 
-    read = _read_words
-    if ctx.relaxed:
-        read = _read_words_relaxed
+    read: Callable[[WaveGroup, Any, Array, int, Array], Array] = _read_words
+    if ctx.instrumented:
+        read = functools.partial(_read_hooked, inst)
 
     def step(g: WaveGroup) -> None:
         issue(g)
@@ -72,13 +74,18 @@ def bind_scalar_load(ctx: BindContext, inst: Instruction, definition: MemoryDef)
             start = start & np.int64((1 << 48) - 1)
             limit = g.scalar[:, base.index + 2].astype(np.int64)
         address = np.broadcast_to((start + relative) & np.int64(-4), (g.n,))
+        if ctx.instrumented and bool(((start + relative) & 3).any()):
+            raise MisalignedAccessError(
+                "scalar load from an address that is not a multiple of 4: the low bits are ignored",
+                g.cohort.location(g, inst, 0, None, int(np.broadcast_to(start + relative, (g.n,))[0])),
+            )
         g.cohort.count("scalar", "load", inst.mnemonic, size, address, g)
         if limit is not None:
             g.views[words_slot][...] = _checked(
                 g, inst, address, np.broadcast_to(relative, (g.n,)), limit, count, read
             )
             return
-        uniform = not ctx.relaxed and bool((address == address[0]).all())
+        uniform = not ctx.instrumented and bool((address == address[0]).all())
         wanted = address[:1] if uniform else address
         waves = np.arange(len(wanted))
         allocation = resolver.resolve(g, wanted, waves, waves * 0)
@@ -99,9 +106,11 @@ def _read_words(g: WaveGroup, allocation: Any, address: Array, count: int, waves
     return gather(allocation, offsets, 4)
 
 
-def _read_words_relaxed(g: WaveGroup, allocation: Any, address: Array, count: int, waves: Array) -> Array:
+def _read_hooked(
+    inst: Instruction, g: WaveGroup, allocation: Any, address: Array, count: int, waves: Array
+) -> Array:
     """The same through the caches, one address per wave."""
-    from kernellib.emulator.relaxed import hooks  # noqa: PLC0415 (relaxed mode builds on this module)
+    from kernellib.emulator.relaxed import hooks  # noqa: PLC0415 (it builds on this module)
 
     if allocation is None:
         rows = np.zeros((len(address), count), np.uint32)
@@ -109,10 +118,10 @@ def _read_words_relaxed(g: WaveGroup, allocation: Any, address: Array, count: in
             found = g.cohort.memory.find(int(one), int(one) + 4 * count)
             assert found is not None, "Resolver has checked every address"
             offsets = np.array([[one - found.base]]) + 4 * np.arange(count)
-            rows[number] = hooks.read_scalar(g, found, offsets, waves[number : number + 1])[0]
+            rows[number] = hooks.read_scalar(g, inst, found, offsets, waves[number : number + 1])[0]
         return rows
     return hooks.read_scalar(
-        g, allocation, (address - allocation.base)[:, None] + 4 * np.arange(count), waves
+        g, inst, allocation, (address - allocation.base)[:, None] + 4 * np.arange(count), waves
     )
 
 

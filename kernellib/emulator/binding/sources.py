@@ -34,7 +34,7 @@ class BindContext:
     num_agprs: int
     ulp_bias: int = 0
     lds_granule: int = 4
-    relaxed: bool = False
+    instrumented: bool = False  # memory instructions go through Launch.chip and tell Launch.monitor
 
 
 def refuse(inst: Instruction, message: str) -> UnsupportedOperandError:

@@ -71,6 +71,8 @@ def bind_source(
 
 def _compound(plan: Plan, kind: OperandType, operand: Operand, position: int) -> tuple[int | None, Fetch]:
     """Packed operands, register ranges, and the others with rules of their own."""
+    if plan.selects and (plan.selects.get(position, "DWORD") != "DWORD" or kind.form == "packed16"):
+        raise refuse(plan.inst, f"{operand.text}: SDWA on a packed operand or a register range")
     if kind.form == "packed16":
         return None, _packed16(plan, kind, operand, position)
     if kind.form == "packed32":

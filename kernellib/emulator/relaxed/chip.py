@@ -70,6 +70,8 @@ class Temper:
 class Chip:
     """The caches of `num_ranks` chips over host memory.  Compute units are numbered across ranks."""
 
+    direct = False
+
     def __init__(self, seed: int, num_ranks: int = 1) -> None:
         self.seed = seed
         self.num_ranks = num_ranks

@@ -13,6 +13,7 @@ from kernellib.emulator.relaxed import steps
 from kernellib.emulator.relaxed.chip import AGENT, L2, SYSTEM
 from kernellib.emulator.relaxed.pending import WriteBack
 from kernellib.emulator.relaxed.steps import Step, scope_level
+from kernellib.emulator.sanitizers.monitor import Access
 from kernellib.emulator.state import WaveGroup
 from kernellib.emulator.waits import Outstanding, PendingKind
 
@@ -52,10 +53,13 @@ def _step(
     return steps.atomic_step(plan, locate, issue, result)
 
 
-def read_scalar(g: WaveGroup, allocation: Any, offsets: Array, waves: Array) -> Array:
+def read_scalar(g: WaveGroup, inst: Instruction, allocation: Any, offsets: Array, waves: Array) -> Array:
     """uint32 [k, count] for a scalar load of some waves of the group: what the L2 of each one's die shows."""
     cu = np.broadcast_to(g.cohort.cu[g.waves][waves][:, None], offsets.shape).reshape(-1)
-    chip = g.cohort.launch.chip
+    chip, monitor = g.cohort.launch.chip, g.cohort.launch.monitor
+    if monitor is not None and allocation.writable:
+        each = np.repeat(waves, offsets.shape[1])
+        monitor.access(Access(g, inst, allocation, offsets.reshape(-1), 4, "load", L2, each, each * 0))
     words = chip.load(allocation, offsets.reshape(-1), 4, cu, L2, scalar=True)
     return np.asarray(words).reshape(offsets.shape)
 
@@ -67,28 +71,42 @@ def cache_step(inst: Instruction, mnemonic: str) -> Step | None:
     if mnemonic == "buffer_inv":
 
         def invalidate(g: WaveGroup) -> None:
-            g.cohort.launch.chip.invalidate(g.cohort.cu[g.waves], level)
+            cohort = g.cohort
+            cohort.launch.chip.invalidate(cohort.cu[g.waves], level)
+            if cohort.launch.monitor is not None:
+                cohort.launch.monitor.acquired(cohort, g.waves, level)
 
         return invalidate
     if mnemonic == "buffer_wbl2":
         operation = Outstanding(0, inst, "store")
 
         def write_back(g: WaveGroup) -> None:
-            queue = g.cohort.queue
+            cohort, queue, monitor = g.cohort, g.cohort.queue, g.cohort.launch.monitor
             queue.issued[g.waves] += 1
             g.waits.issue(operation)
             if level > L2:
                 waves = g.waves.copy()
-                queue.records.append(WriteBack(waves, queue.issued[waves], g.cohort.cu[waves], level))
+                done = None
+                if monitor is not None:
+
+                    def done(some: Array) -> None:
+                        monitor.released(cohort, some, level)
+
+                queue.records.append(WriteBack(waves, queue.issued[waves], cohort.cu[waves], level, done))
 
         return write_back
     return None
 
 
-def wait(g: WaveGroup, vmcnt: int | None) -> None:
-    """s_waitcnt vmcnt(N): all but the N newest vector memory operations have been performed."""
+def wait(g: WaveGroup, vmcnt: int | None, lgkmcnt: int | None) -> None:
+    """s_waitcnt: all but the N newest operations have been performed."""
+    cohort = g.cohort
     if vmcnt is not None:
-        g.cohort.queue.wait(g.waves, vmcnt)
+        if vmcnt == 0 and cohort.launch.monitor is not None:
+            cohort.launch.monitor.waited(cohort, g.waves)
+        cohort.queue.wait(g.waves, vmcnt)
+    if lgkmcnt is not None and cohort.lds_monitor is not None:
+        cohort.lds_monitor.wait(g.waves, lgkmcnt)
 
 
 __all__ = ["buffer_step", "cache_step", "global_step", "read_scalar", "scope_level", "wait"]

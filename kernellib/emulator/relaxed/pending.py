@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from kernellib.emulator.relaxed.chip import CUS_PER_XCD, Chip
+from kernellib.emulator.relaxed.chip import CUS_PER_XCD
 
 Array = np.ndarray[Any, Any]
 
@@ -22,7 +23,7 @@ class Stores:
     cu: Array
     line: Array
 
-    def perform(self, chip: Chip, which: Array) -> None:
+    def perform(self, chip: Any, which: Array) -> None:
         """Drain the L1 lines of the elements where `which`."""
         slot, hit = chip.l1.find(self.cu[which], self.line[which])
         slot = slot[hit & chip.l1.has_dirty[slot]]
@@ -44,10 +45,13 @@ class WriteBack:
     sequence: Array
     cu: Array
     level: int
+    done: Callable[[Array], None] | None = None  # told which waves
 
-    def perform(self, chip: Chip, which: Array) -> None:
+    def perform(self, chip: Any, which: Array) -> None:
         """Write the L2 of the waves where `which` back."""
         chip.write_back(self.cu[which] // CUS_PER_XCD, self.level)
+        if self.done is not None:
+            self.done(self.wave[which])
 
     def keep(self, which: Array) -> bool:
         """Forget the other elements; False when none is left."""
@@ -58,24 +62,27 @@ class WriteBack:
 class VectorQueue:
     """Vector memory operations of a cohort's waves that no wait has covered yet, in order of issue."""
 
-    def __init__(self, chip: Chip, num_waves: int) -> None:
-        self.chip = chip
+    def __init__(self, chip: Any, num_waves: int) -> None:
+        self.chip = chip  # a Chip or a DirectChip
         self.issued = np.zeros(num_waves, np.int64)
         self.covered = np.zeros(num_waves, np.int64)
         self.records: list[Stores | WriteBack] = []
 
     def add_stores(self, waves: Array, cu: Array, lines: Array) -> None:
         """Enter stores of `waves` (one element per lane) to `lines`; some are performed at once."""
+        chip = self.chip
+        if chip.direct:
+            return
         count = int(lines.max()) + 1
         pairs, first = np.unique(waves * count + lines, return_index=True)
         del pairs
         wave = waves[first]
         record = Stores(wave, self.issued[wave], cu[first], lines[first])
-        temper, rng = self.chip.temper, self.chip.rng
+        temper, rng = chip.temper, chip.rng
         if temper.early:
             early = rng.random(len(wave)) < temper.early
             if early.any():
-                record.perform(self.chip, early)
+                record.perform(chip, early)
                 if not record.keep(~early):
                     return
         self.records.append(record)
@@ -109,6 +116,7 @@ class VectorQueue:
         """Some stores are performed although nobody waits for them."""
         if not self.records:
             return
+        assert not self.chip.direct
         drain, rng = self.chip.temper.drain, self.chip.rng
         left = []
         for record in self.records:

@@ -10,6 +10,7 @@ import numpy as np
 from kernellib.emulator.dispatcher import Dispatcher
 from kernellib.emulator.relaxed.chip import CUS_PER_XCD, NUM_CUS, NUM_XCDS, Chip
 from kernellib.emulator.relaxed.pending import VectorQueue
+from kernellib.emulator.sanitizers.cohort import InstrumentedCohort, InstrumentedDispatcher
 from kernellib.emulator.scheduler import Cohort
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ Array = np.ndarray[Any, Any]
 LONGEST_RUN = 64  # blocks that one group may run before another is drawn
 
 
-class RelaxedCohort(Cohort):
+class RelaxedCohort(InstrumentedCohort):
     """A cohort whose waves do not run in lockstep: each has a colour, and only equal colours run together."""
 
     def __init__(self, launch: Launch, first: int, count: int) -> None:
@@ -32,7 +33,6 @@ class RelaxedCohort(Cohort):
         self.placed = placed
         self.cu = placed[self.slot]
         self.xcd = self.cu // CUS_PER_XCD % NUM_XCDS
-        self.queue = VectorQueue(chip, self.num_waves)
         self.color = colors(chip.rng, self.slot, self.wave_idx)
         everyone = self.groups[0]
         present = np.unique(self.color)
@@ -107,12 +107,10 @@ def colors(rng: np.random.Generator, slot: Array, wave_idx: Array) -> Array:
     return found
 
 
-class RelaxedDispatcher(Dispatcher):
+class RelaxedDispatcher(InstrumentedDispatcher):
     """Workgroups of one launch on a seeded chip."""
 
     cohort_type = RelaxedCohort
-    began = False
-    ended = False
 
     def __init__(self, launch: Launch, resident: int, per_cohort: int, quantum: int) -> None:
         super().__init__(launch, resident, per_cohort, quantum)
@@ -123,12 +121,14 @@ class RelaxedDispatcher(Dispatcher):
         """Whether every workgroup has ended and what they stored has arrived."""
         return self.ended
 
+    @property
+    def _drained(self) -> bool:
+        return not self.active and self.next_workgroup >= self.launch.num_workgroups
+
     def round(self) -> bool:
         """As Dispatcher.round, with short random quanta in random order."""
-        chip, launch = self.launch.chip, self.launch
-        if not self.began:
-            self.began = True
-            chip.begin(launch.rank)
+        chip = self.launch.chip
+        self._begin()
         if chip.num_ranks > 1 and chip.rng.random() < 0.3:
             return True  # the other ranks are faster
         before = chip.changes
@@ -138,16 +138,15 @@ class RelaxedDispatcher(Dispatcher):
             members = list(self.active)
             self.active.clear()
             self.active.extend(members[i] for i in order)
-        changed = super().round()
+        changed = Dispatcher.round(self)
         for queue in self.queues:
             queue.tick()
-        if super().finished and chip.rng.random() < 0.4:
+        if self._drained and chip.rng.random() < 0.4:
             for queue in self.queues:
                 queue.finish()
-            chip.end(launch.rank)
-            self.ended = True
+            self._end()
             return True
-        return super().finished or changed or chip.changes != before
+        return self._drained or changed or chip.changes != before
 
     def _ended(self, cohort: Cohort) -> None:
         super()._ended(cohort)

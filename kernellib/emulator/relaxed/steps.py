@@ -17,10 +17,12 @@ from kernellib.emulator.binding.sources import Array, Fetch
 from kernellib.emulator.errors import OutOfBoundsError
 from kernellib.emulator.operands import M0, Operand
 from kernellib.emulator.relaxed.chip import AGENT, L2, SYSTEM
+from kernellib.emulator.sanitizers.monitor import Access
 from kernellib.emulator.state import WaveGroup
 from kernellib.emulator.waits import Outstanding
 
 if TYPE_CHECKING:
+    from kernellib.emulator.assembly import Instruction
     from kernellib.emulator.binding.buffer import BufferAddress
     from kernellib.emulator.binding.memory import MemoryPlan
 
@@ -127,6 +129,24 @@ def _units(size: int, piece: int, checked: bool) -> int:
     return min(size, 4) if checked else piece
 
 
+def _tell(
+    g: WaveGroup,
+    inst: Instruction,
+    allocation: Any,
+    lanes: Located,
+    part: Any,
+    size: int,
+    action: str,
+    level: int,
+) -> None:
+    monitor = g.cohort.launch.monitor
+    if monitor is not None:
+        offsets = lanes.address[part] - allocation.base
+        monitor.access(
+            Access(g, inst, allocation, offsets, size, action, level, lanes.waves[part], lanes.lanes[part])
+        )
+
+
 def _gather(g: WaveGroup, resolver: Resolver, at: Located, shift: int, unit: int, level: int) -> Array:
     """u{unit} items at byte `shift` of every lane's datum; 0 for lanes out of a buffer's range."""
     which = at.inside(shift, unit)
@@ -139,6 +159,7 @@ def _gather(g: WaveGroup, resolver: Resolver, at: Located, shift: int, unit: int
     if shift:
         lanes = Located(lanes.address + shift, lanes.waves, lanes.lanes, lanes.full)
     for allocation, part in by_allocation(g, resolver, lanes):
+        _tell(g, resolver.inst, allocation, lanes, part, unit, "load", level)
         items = chip.load(
             allocation, lanes.address[part] - allocation.base, unit, cu[lanes.waves[part]], level
         )
@@ -173,7 +194,7 @@ def load_step(plan: MemoryPlan, locate: Locate, issue: Callable[[WaveGroup], Non
         at = locate(g)
         if not len(at.address):
             return
-        cohort.count("global", "load", inst.mnemonic, size, at.address, g)
+        cohort.count("global", "load", inst.mnemonic, size, at.address, g, (at.waves, at.lanes))
         split = checked and at.inside(0, size) is not None
         unit = _units(size, mover.piece, split)
         resolver = single if split else whole
@@ -201,7 +222,7 @@ def store_step(plan: MemoryPlan, locate: Locate, issue: Callable[[WaveGroup], No
         at = locate(g)
         if not len(at.address):
             return
-        cohort.count("global", "store", inst.mnemonic, size, at.address, g)
+        cohort.count("global", "store", inst.mnemonic, size, at.address, g, (at.waves, at.lanes))
         items = mover.read(g, None if at.full else at.waves, None if at.full else at.lanes)
         split = checked and at.inside(0, size) is not None
         unit = _units(size, mover.piece, split)
@@ -229,6 +250,7 @@ def _scatter(g: WaveGroup, resolver: Resolver, at: Located, shift: int, items: A
     for allocation, part in by_allocation(g, resolver, lanes):
         waves = lanes.waves[part]
         owner = cu[waves]
+        _tell(g, resolver.inst, allocation, lanes, part, items.dtype.itemsize, "store", level)
         lines = cohort.launch.chip.store(
             allocation, lanes.address[part] - allocation.base, items[part], owner, level
         )
@@ -252,7 +274,7 @@ def atomic_step(
         at = locate(g)
         if not len(at.address):
             return
-        cohort.count("global", "atomic", inst.mnemonic, size, at.address, g)
+        cohort.count("global", "atomic", inst.mnemonic, size, at.address, g, (at.waves, at.lanes))
         operands = source.read(g, None if at.full else at.waves, None if at.full else at.lanes)
         which = at.inside(0, size)
         lanes = at.part(which)
@@ -266,6 +288,7 @@ def atomic_step(
             before = np.zeros(len(lanes.address), f"u{size}")
             cu = cohort.cu[g.waves]
             for allocation, part in by_allocation(g, resolver, lanes):
+                _tell(g, resolver.inst, allocation, lanes, part, size, "atomic", level)
                 before[part] = cohort.launch.chip.atomic(
                     definition,
                     allocation,
@@ -301,7 +324,7 @@ def direct_step(plan: MemoryPlan, locate: Locate, checked: bool) -> Step:
         if not len(at.address):
             g.waits.issue(nothing)
             return
-        cohort.count("global", "load", inst.mnemonic, size, at.address, g)
+        cohort.count("global", "load", inst.mnemonic, size, at.address, g, (at.waves, at.lanes))
         target = (g.scalar[:, M0 : M0 + 1].astype(np.int64) + shift) + lane_offset
         target = target[at.waves, at.lanes]
         if int(target.min()) < 0 or int(target.max()) + max(size, 4) > cohort.lds_bytes:
