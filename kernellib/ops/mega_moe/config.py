@@ -33,6 +33,11 @@ MAX_QUEUE_SHARDS = 64
 MAX_K_CHUNK = 512  # bytes of an activation row staged at once; one dword of scales covers it
 
 
+# Waves of either stage that a SIMD can hold, by tile_m: what registers leave room for at Kimi-K3's shape.
+# One is enough for the persistent workgroups, of which a compute unit has one with a wave on each SIMD.
+WAVES_PER_SIMD = {16: 3, 32: 2, 64: 1}
+
+
 class MegaMoEConfigError(ValueError):
     """A shape or configuration that cannot run: says which field, what it got, what was wanted."""
 
