@@ -34,6 +34,8 @@ ENVIRONMENT: dict[str, str | None] = {
     "FLYDSL_COMPILE_BACKEND": "rocm", "FLYDSL_RUNTIME_KIND": "rocm",
     "FLYDSL_RUNTIME_ENABLE_CACHE": "0", "FLYDSL_RUNTIME_RUN_ONLY": None, "COMPILE_ONLY": None,
     "HSA_OVERRIDE_GFX_VERSION": None,
+    # line tables: findings and profiles name the Python line; the instructions are the same with and without
+    "FLYDSL_DEBUG_ENABLE_DEBUG_INFO": "1",
 }  # fmt: skip
 
 _V, _I = ctypes.c_void_p, ctypes.c_int64
