@@ -295,7 +295,7 @@ def test_uninitialised_registers(text: str, register: str, mode: str, seed: int)
     run(listing(body.format(set=values, text=text), 1), mode, seed, 1, 64, [data])
 
 
-# ------------------------------------------------------------------------------------------------ addresses, waits
+# ----------------------------------------------------------------------------------- addresses, waits
 @everywhere
 @every_seed
 def test_out_of_bounds_and_freed_memory(mode: str, seed: int) -> None:
@@ -331,8 +331,8 @@ def test_misaligned_addresses(mode: str, seed: int) -> None:
         ("v_add_u32_e32 v1, 2, v1", "ds_write_b32 v1, v0", "not a multiple of 4"),
         ("s_mov_b32 s8, 2", "s_load_dword s9, s[4:5], s8", "not a multiple of 4"),
     ):
+        broken = listing(body.format(shift=shift, access=access), 1, 1024)
         with pytest.raises(emulator.MisalignedAccessError, match=text):
-            broken = listing(body.format(shift=shift, access=access), 1, 1024)
             run(broken, mode, seed, 1, 64, [data], ("misaligned", "global_races"))
         aligned = shift.replace("4, v1", "8, v1").replace("2, v1", "4, v1").replace("s8, 2", "s8, 4")
         run(listing(body.format(shift=aligned, access=access), 1, 1024), mode, seed, 1, 64, [data])
