@@ -72,6 +72,13 @@ def _op_sel_forms(build: Builder, encoding: str, sources: list[int]) -> None:
     case = build.case
     if encoding != "vop3" or not case.op_sel:  # gfx9 has op_sel in instructions that exist in VOP3 only
         return
+    halves = [TYPES[case.sources[i]].bits == 16 for i in sources]
+    if TYPES[case.results[0]].bits == 32 and any(halves):
+        chosen = [i for i, half in zip(sources, halves, strict=True) if half]
+        bits = ",".join("1" if half else "0" for half in halves)
+        columns = {i: build.high_column(i) for i in chosen}
+        build.emit(encoding, "op_sel high sources", columns=columns, suffix=f"op_sel:[{bits},0]")
+        return
     if TYPES[case.results[0]].bits != 16 or any(TYPES[case.sources[i]].bits != 16 for i in sources):
         return
     ones = ",".join("1" for _ in sources)
@@ -140,9 +147,6 @@ def _sdwa_forms(build: Builder, sources: list[int]) -> None:
         where, rest = dst, unused
         if result == "mask" and dst != "DWORD":
             continue
-        if not case.sdwa_dst:
-            build.emit("sdwa", " ".join(words), names, columns, suffix=" ".join(words))
-            continue
         if TYPES[result].bits == 64 or result == "f32":
             where, rest = "DWORD", "UNUSED_PAD"  # half of an f32 result is of no use
         for order, index in enumerate(sources):
@@ -159,8 +163,10 @@ def _sdwa_forms(build: Builder, sources: list[int]) -> None:
             if extend:
                 names[index] = f"sext({build.register_of(index)})"
             words.append(f"src{order}_sel:{sel}")
-        if result == "mask":
-            build.emit("sdwa", " ".join(words), names, columns, suffix=" ".join(words))
+        if result == "mask" or not case.sdwa_dst:
+            text = " ".join(words)
+            for in_vcc in (True, False)[: 2 if result == "mask" else 1]:  # a compare may write any SGPR pair
+                build.emit("sdwa", text, names, columns, suffix=text, mask_in_vcc=in_vcc)
             continue
         text = f"dst_sel:{where} dst_unused:{rest} {' '.join(words)}"
         place = _place_sdwa(where, rest)

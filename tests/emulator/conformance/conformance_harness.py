@@ -10,6 +10,7 @@ mnemonic of the instruction table and writes `docs/emulator_conformance.md` from
 
 from __future__ import annotations
 
+import functools
 import importlib
 import random
 import re
@@ -221,9 +222,11 @@ def to_registers(values: Sequence[int], registers: int, waves: int) -> list[np.n
     ]
 
 
-def from_registers(columns: Sequence[np.ndarray[Any, Any]]) -> list[int]:
-    """The inverse of `to_registers`."""
-    flat = [np.asarray(c, dtype=np.uint32).reshape(-1).tolist() for c in columns]
+def from_registers(columns: Sequence[np.ndarray[Any, Any]], count: int | None = None) -> list[int]:
+    """The inverse of `to_registers`, for the first `count` lanes."""
+    flat = [np.asarray(c, dtype=np.uint32).reshape(-1)[:count].tolist() for c in columns]
+    if len(flat) == 1:
+        return flat[0]
     return [sum(int(part) << (32 * i) for i, part in enumerate(parts)) for parts in zip(*flat, strict=True)]
 
 
@@ -345,6 +348,7 @@ _RENAMED = {"mul": "omod", "div": "omod", "dst_sel": "dst_sel", "offset0": "offs
 _CONSTANT = re.compile(r"-?(?:0x[0-9a-f]+|\d+(?:\.\d+)?)")
 
 
+@functools.cache
 def forms_of_line(line: str) -> set[str]:
     """Names of the operand forms of an instruction line, for the document."""
     found = set()

@@ -9,6 +9,7 @@ layout), section 7.1.5.1 (dense layouts of 8-bit and smaller operands of the F8F
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from math import ceil
@@ -80,26 +81,26 @@ def pack_items(items: Array, bits: int) -> Array:
     lanes].
     """
     lanes, count = items.shape
-    registers = count * bits // 32
-    out = np.zeros((registers, lanes), dtype=np.uint32)
-    for lane in range(lanes):
-        word = 0
-        for i, item in enumerate(items[lane].tolist()):
-            word |= int(item) << (bits * i)
-        for r in range(registers):
-            out[r, lane] = word >> (32 * r) & ref.M32
-    return out
+    wide = items.astype(np.uint64)
+    stream = (wide[:, :, None] >> np.arange(bits, dtype=np.uint64)) & np.uint64(1)  # bits in ascending order
+    packed = np.packbits(stream.reshape(lanes, count * bits).astype(np.uint8), axis=1, bitorder="little")
+    return np.ascontiguousarray(packed).view("<u4").T.copy()
+
+
+@functools.cache
+def _source_places(shape: Shape) -> Array:
+    """[lanes, items]: which element of [b, rows, k], flattened, lies where."""
+    places = np.zeros((LANES, shape.items), dtype=np.intp)
+    for block in range(shape.b):
+        for row in range(shape.m):
+            for k in range(shape.k):
+                places[shape.source_lane(row, k, block)] = (block * shape.m + row) * shape.k + k
+    return places
 
 
 def pack_source(shape: Shape, matrix: Array, bits: int) -> Array:
     """A matrix of encodings [b, rows, k] (B transposed: [b, columns, k]) in registers, general layout."""
-    items = np.zeros((LANES, shape.items), dtype=object)
-    for block in range(shape.b):
-        for row in range(shape.m):
-            for k in range(shape.k):
-                lane, item = shape.source_lane(row, k, block)
-                items[lane, item] = int(matrix[block, row, k])
-    return pack_items(items, bits)
+    return pack_items(matrix.reshape(-1)[_source_places(shape)], bits)
 
 
 def f8f6f4_k(shape: Shape, fmt: Format, group: int, item: int) -> int:
@@ -116,13 +117,19 @@ def pack_f8f6f4(shape: Shape, fmt: Format, matrix: Array, contiguous: bool = Fal
     """A matrix [rows, k] of encodings for an F8F6F4 instruction.  `contiguous` packs 8-bit operands the wrong
     way.
     """
-    items = np.zeros((LANES, 32), dtype=object)
+    return pack_items(matrix.reshape(-1)[_f8f6f4_places(shape, fmt, contiguous)], fmt.bits)
+
+
+@functools.cache
+def _f8f6f4_places(shape: Shape, fmt: Format, contiguous: bool) -> Array:
+    """[lanes, 32]: which element of [rows, k], flattened, lies where."""
+    places = np.zeros((LANES, 32), dtype=np.intp)
     for lane in range(LANES):
         row, group = lane % shape.m, lane // shape.m
         for item in range(32):
             k = 32 * group + item if contiguous else f8f6f4_k(shape, fmt, group, item)
-            items[lane, item] = int(matrix[row, k])
-    return pack_items(items, fmt.bits)
+            places[lane, item] = row * shape.k + k
+    return places
 
 
 def pack_scales(shape: Shape, scales: Array) -> Array:
@@ -132,30 +139,41 @@ def pack_scales(shape: Shape, scales: Array) -> Array:
 
 def pack_result(shape: Shape, matrix: Array) -> Array:
     """C [b, m, n] of bits as [items, lanes]."""
-    out = np.zeros((shape.result_items, LANES), dtype=np.uint64 if shape.result == "f64" else np.uint32)
+    return matrix.reshape(-1)[_result_places(shape)].astype(np.uint64 if shape.result == "f64" else np.uint32)
+
+
+@functools.cache
+def _result_places(shape: Shape) -> Array:
+    """[items, lanes]: which element of D [b, m, n], flattened, lies where."""
+    places = np.zeros((shape.result_items, LANES), dtype=np.intp)
     for block in range(shape.b):
         for i in range(shape.m):
             for j in range(shape.n):
                 lane, item = shape.result_place(i, j, block)
-                out[item, lane] = int(matrix[block, i, j])
-    return out
+                places[item, lane] = (block * shape.m + i) * shape.n + j
+    return places
 
 
 def unpack_result(shape: Shape, registers: Array) -> Array:
     """The inverse of `pack_result`."""
-    out = np.zeros((shape.b, shape.m, shape.n), dtype=registers.dtype)
-    for block in range(shape.b):
-        for i in range(shape.m):
-            for j in range(shape.n):
-                lane, item = shape.result_place(i, j, block)
-                out[block, i, j] = registers[item, lane]
-    return out
+    out = np.zeros(shape.b * shape.m * shape.n, dtype=registers.dtype)
+    out[_result_places(shape)] = registers
+    return out.reshape(shape.b, shape.m, shape.n)
 
 
 def values_of(fmt: Format, bits: Array) -> Array:
     """Encodings to float64 (exact for every format here)."""
+    if fmt.bits <= 8:
+        return _value_table(fmt)[bits.astype(np.intp)]
     table = {int(b): float(ref.decode(fmt, int(b)).fraction) for b in np.unique(bits)}
     return np.vectorize(table.__getitem__, otypes=[np.float64])(bits)
+
+
+@functools.cache
+def _value_table(fmt: Format) -> Array:
+    """Values of all encodings of a narrow format; NaN where there is no number."""
+    numbers = [ref.decode(fmt, bits) for bits in range(1 << fmt.bits)]
+    return np.array([float(n.fraction) if n.kind == "num" else np.nan for n in numbers])
 
 
 def exact_encodings(fmt: Format, low: int, high: int, step: float) -> list[int]:

@@ -12,6 +12,7 @@ Architecture Reference Guide", table 30 (small float formats), section 7.3 (over
 
 from __future__ import annotations
 
+import functools
 import struct
 from dataclasses import dataclass
 from fractions import Fraction
@@ -91,11 +92,11 @@ class Num:
         """Whether this is +0 or -0."""
         return self.kind == "num" and self.man == 0
 
-    @property
+    @functools.cached_property
     def fraction(self) -> Fraction:
         """The exact value of a finite number."""
-        scaled = Fraction(self.man) * Fraction(2) ** self.exp
-        return -scaled if self.sign else scaled
+        man = -self.man if self.sign else self.man
+        return Fraction(man << self.exp) if self.exp >= 0 else Fraction(man, 1 << -self.exp)
 
     def neg(self) -> Num:
         """The number with its sign flipped (NaN included)."""
@@ -109,6 +110,7 @@ class Num:
 NAN = Num("nan")
 
 
+@functools.lru_cache(maxsize=1 << 17)
 def decode(fmt: Format, bits: int) -> Num:
     """The number that an encoding stands for."""
     sign = bits >> (fmt.bits - 1) & 1

@@ -123,6 +123,7 @@ class Builder:
         self.waves = max(1, case.count // LANES)
         self.num = self.waves * LANES
         self.lines: list[Line] = []
+        self.known: dict[tuple[int, ...], Any] = {}
         self.next_vgpr, self.next_sgpr = RESULT_BASE, MASK_RESULT
         self.kinds = [k.split(":")[-1] for k in case.sources if k not in ("mask", "vcc")]
         self.columns = self._values()
@@ -178,12 +179,13 @@ class Builder:
         suffix: str = "",
         place: Callable[[int, int], int] | None = None,
         finish: Callable[[Expected], Expected] | None = None,
+        mask_in_vcc: bool = True,
     ) -> None:
         """Add a line; `names` and `columns` replace operands (by source index)."""
         case = self.case
         names, columns = names or {}, columns or {}
         base = case.mnemonic + ("" if encoding == "vop3" else f"_{encoding}")
-        uses_vcc = encoding in ("e32", "sdwa", "dpp")
+        uses_vcc = encoding in ("e32", "sdwa", "dpp") and mask_in_vcc
         operands, registers, after = [], [], ""
         for kind in case.results:
             if kind == "mask":
@@ -254,8 +256,8 @@ class Builder:
         active = [self.exec_mask >> (i % LANES) & 1 for i in range(self.num)]
         for line in self.lines:
             rows = [*zip(*line.columns, strict=True)][: line.checked]
-            wanted: list[Any] = [
-                self.case.reference(*values) if on else None for values, on in zip(rows, active, strict=False)
+            wanted = [
+                self._reference(values) if on else None for values, on in zip(rows, active, strict=False)
             ]
             for position, kind in enumerate(self.case.results):
                 want = [w[position] if isinstance(w, tuple) else w for w in wanted]
@@ -266,6 +268,13 @@ class Builder:
                 else:
                     self._check_lanes(result, line, line.registers[position], kind, want, report)
         report.finish()
+
+    def _reference(self, values: tuple[int, ...]) -> Any:
+        """The case's reference, which many lines ask about the same values."""
+        found = self.known.get(values)
+        if found is None:
+            found = self.known[values] = self.case.reference(*values)
+        return found
 
     def _check_mask(self, result: Any, line: Line, index: int, want: list[Any], report: Report) -> None:
         halves = [
@@ -287,8 +296,8 @@ class Builder:
         self, result: Any, line: Line, index: int, kind: str, want: list[Any], report: Report
     ) -> None:
         t = TYPES[kind]
-        got = from_registers([result.vgpr(index + i) for i in range(t.registers)])
-        before = from_registers([self.initial[index + i] for i in range(t.registers)])
+        got = from_registers([result.vgpr(index + i) for i in range(t.registers)], len(want))
+        before = from_registers([self.initial[index + i] for i in range(t.registers)], len(want))
         for i, expected in enumerate(want):
             good = (
                 got[i] == before[i]

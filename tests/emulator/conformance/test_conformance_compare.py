@@ -136,8 +136,10 @@ def test_compare_and_write_exec(case: VectorCase) -> None:
     wanted = [0] * waves
     for i, values in enumerate(zip(*columns, strict=True)):
         wanted[i // LANES] |= case.reference(*values) << (i % LANES)
-    for form, mask in (("e32", "vcc"), ("e64", "s[20:21]")):
-        text = f"{case.mnemonic}_{form} {mask}, {', '.join(names)}\ns_nop 4\n"
+    sdwa = " ".join(f"src{i}_sel:{'WORD_0' if k.endswith('16') else 'DWORD'}" for i, k in enumerate(kinds))
+    forms = [("e32", "vcc", ""), ("e64", "s[20:21]", ""), ("sdwa", "vcc", sdwa), ("sdwa", "s[20:21]", sdwa)]
+    for form, mask, suffix in forms if "sdwa" in case.encodings else forms[:2]:
+        text = f"{case.mnemonic}_{form} {mask}, {', '.join(names)} {suffix}\ns_nop 4\n"
         text += f"s_mov_b64 s[30:31], {mask}\ns_mov_b64 s[32:33], exec"
         result = run(text, vgprs=vgprs, exec_mask=EXEC_WITH_HOLES, num_waves=waves)
         report = Report(f"{case.mnemonic}_{form}")

@@ -176,8 +176,12 @@ def test_hint_changes_nothing(case: Case, scc: int) -> None:
     lanes = np.arange(LANES, dtype=np.uint32) * 77
     result = run(
         "\n".join(lines) + "\nv_mov_b32_e32 v2, v1",
-        vgprs={1: lanes, 2: np.full(LANES, 5)}, sgprs={4: 0x1234, 5: 0x5678}, scc=scc, vcc=mask, exec_mask=mask,
-    )  # fmt: skip
+        vgprs={1: lanes, 2: np.full(LANES, 5)},
+        sgprs={4: 0x1234, 5: 0x5678},
+        scc=scc,
+        vcc=mask,
+        exec_mask=mask,
+    )
     assert (result.scc, result.vcc, result.exec_mask) == (scc, mask, mask)
     assert (result.sgpr(4), result.sgpr(5)) == (0x1234, 0x5678)
     assert np.array_equal(result.vgpr(1), lanes)

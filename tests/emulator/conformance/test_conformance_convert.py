@@ -46,11 +46,11 @@ def ubyte(index: int) -> Any:
     return lambda a: encode(F32, ref.from_int(a >> (8 * index) & 255))
 
 
-def normalised(signed: bool) -> Any:
-    """f32 to snorm16 or unorm16; a value halfway between two integers may go either way."""
+def normalised(signed: bool, fmt: ref.Format = F32, pairs: bool = True) -> Any:
+    """A float to snorm16 or unorm16; a value halfway between two integers may go either way."""
 
     def one(a: int) -> tuple[int, ...]:
-        number = decode(F32, a)
+        number = decode(fmt, a)
         if number.is_nan:
             return (0,)
         top, low = (32767, -1) if signed else (65535, 0)
@@ -62,7 +62,16 @@ def normalised(signed: bool) -> Any:
             return (down & 0xFFFF, down + 1 & 0xFFFF)
         return (round(scaled) & 0xFFFF,)
 
+    if not pairs:
+        return lambda a: OneOf(one(a))
     return lambda a, b: OneOf(tuple(x | y << 16 for x in one(a) for y in one(b)))
+
+
+def to_byte_of(a: int, position: int, rest: int) -> Expected:
+    """V_CVT_PK_U8_F32: a byte of `rest` replaced; to nearest even or cut, which is not documented."""
+    number, shift = decode(F32, a), 8 * (position & 3)
+    bytes_ = {to_int(number, 0, 255, how) for how in ("trunc", "even")}
+    return OneOf(tuple(rest & ~(255 << shift) | byte << shift for byte in bytes_))
 
 
 OFF_TABLE = [
@@ -212,6 +221,14 @@ PACKED: list[VectorCase] = [
         "vop3",
         "toward zero, largest finite on overflow",
     ),
+    *(
+        row(f"v_cvt_norm_{k}16_f16", f"f16 -> {k}16", normalised(k == "i", F16, False), ALL, "clamps, rounds")
+        for k in "iu"
+    ),
+    row("v_cvt_pknorm_i16_f16", "f16 f16 -> b32", normalised(True, F16), checks="clamps to [-1, 1]"),
+    row("v_cvt_pknorm_u16_f16", "f16 f16 -> b32", normalised(False, F16), checks="clamps to [0, 1]"),
+    row("v_cvt_pk_u8_f32", "f32 u32 b32 -> b32", to_byte_of, checks="byte by S1[1:0], others from S2"),
+    row("v_cvt_pkaccum_u8_f32", "f32 u32 old:b32 -> b32", to_byte_of, checks="byte by S1[1:0], others kept"),
     row("v_cvt_pknorm_i16_f32", "f32 f32 -> b32", normalised(True), checks="clamps to [-1, 1]"),
     row("v_cvt_pknorm_u16_f32", "f32 f32 -> b32", normalised(False), checks="clamps to [0, 1]"),
 ]

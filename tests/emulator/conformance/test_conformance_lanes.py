@@ -141,15 +141,16 @@ def test_readlane_and_writelane(exec_mask: int) -> None:
 
 
 SWAP_CASES = [
-    Case("v_permlane16_swap_b32", ("e32",), "odd rows of vdst trade with even rows of vsrc"),
-    Case("v_permlane32_swap_b32", ("e32",), "upper half of vdst trades with lower half of vsrc"),
+    Case("v_permlane16_swap_b32", ("e32", "e64"), "odd rows of vdst trade with even rows of vsrc"),
+    Case("v_permlane32_swap_b32", ("e32", "e64"), "upper half of vdst trades with lower half of vsrc"),
     Case("v_swap_b32", ("e32",), "active lanes trade"),
 ]
 
 
 @pytest.mark.parametrize("case", implemented(SWAP_CASES[:2]), ids=case_id)
-def test_permlane_swap(case: Case) -> None:
-    result = run(f"{case.mnemonic}_e32 v1, v2", vgprs={1: VALUES, 2: OTHERS})
+@pytest.mark.parametrize("encoding", ["e32", "e64"])
+def test_permlane_swap(case: Case, encoding: str) -> None:
+    result = run(f"{case.mnemonic}_{encoding} v1, v2", vgprs={1: VALUES, 2: OTHERS})
     a, b = VALUES.copy(), OTHERS.copy()
     width = 16 if "16" in case.mnemonic else 32
     for base in range(0, LANES, 2 * width):

@@ -17,6 +17,7 @@ it is something else.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,7 @@ class Data:
     scales_b: Array
 
 
+@functools.cache
 def make(shape: Shape, cbsz: int, blgp: int) -> Data:
     """Seeded operands with exact products; scales all different, near one for the dense wave's sake in byte
     0.

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from conformance_harness import (
     EXEC_WITH_HOLES,
+    FULL_EXEC,
     LANES,
     Case,
     Expected,
@@ -291,7 +292,11 @@ def test_fma_mix(case: Case) -> None:
     report.finish()
 
 
-FMAC = [PackedCase("v_pk_fmac_f16", ("e32", "sgpr", "inline"), "one rounding in both halves", num_sources=3)]
+FMAC = [
+    PackedCase(
+        "v_pk_fmac_f16", ("e32", "e64", "dpp", "sgpr", "inline"), "one rounding in both halves", num_sources=3
+    )
+]
 
 
 @pytest.mark.parametrize("case", implemented(FMAC), ids=case_id)
@@ -301,13 +306,21 @@ def test_pk_fmac(case: PackedCase) -> None:
     halves = [test_values(["f16"] * 3, rng, num) for _ in range(2)]
     a, b, d = ([lo | hi << 16 for lo, hi in zip(x, y, strict=True)] for x, y in zip(*halves, strict=True))
     fma = fn.exact(F16, ref.fma)
-    for text, first in (("v1", a), ("s4", [a[7]] * num), ("2.0", [0x4000] * num)):
+    swapped = [a[i ^ 1] for i in range(num)]
+    dpp = "quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf bound_ctrl:1"
+    forms = (
+        ("_e32", "v1", "", a), ("_e64", "v1", "", a), ("", "s4", "", [a[7]] * num),
+        ("", "2.0", "", [0x4000] * num),
+        ("_dpp", "v1", dpp, swapped),
+    )  # fmt: skip
+    for encoding, text, suffix, first in forms:
         vgprs = {i: to_registers(column, 1, WAVES)[0] for i, column in ((0, d), (1, a), (2, b))}
-        line = f"v_pk_fmac_f16 v0, {text}, v2"
-        result = run(line, vgprs=vgprs, sgprs={4: a[7]}, exec_mask=EXEC_WITH_HOLES, num_waves=WAVES)
+        line = f"v_pk_fmac_f16{encoding} v0, {text}, v2 {suffix}"
+        mask = FULL_EXEC if suffix else EXEC_WITH_HOLES
+        result = run(line, vgprs=vgprs, sgprs={4: a[7]}, exec_mask=mask, num_waves=WAVES)
         got = from_registers([result.vgpr(0)])
         for i in range(num):
-            if not EXEC_WITH_HOLES >> (i % LANES) & 1:
+            if not mask >> (i % LANES) & 1:
                 report.check(got[i] == d[i], lambda i=i: f"lane {i} is off, but was written")
                 continue
             # A constant is the low half; what the upper half of a packed constant reads is not documented.
@@ -347,7 +360,7 @@ class DotCase(Case):
 DOT: list[DotCase] = [
     DotCase(
         f"v_dot2{c}_f32_{t}",
-        ("e32" if c else "vop3p",),
+        ("e32", "e64", "dpp") if c else ("vop3p",),
         "exact sums exact; else within the rounding of three terms",
         fmt=fmt,
         accumulates=bool(c),
@@ -385,21 +398,28 @@ def test_dot2(case: DotCase) -> None:
     )
     vgprs = {i + 1: to_registers(v, 1, WAVES)[0] for i, v in enumerate((a, b, addend))}
     vgprs[0] = vgprs[3]
-    text = f"{case.mnemonic} v0, v1, v2" + ("" if case.accumulates else ", v3")
-    text = text.replace(case.mnemonic, f"{case.mnemonic}_e32") if case.accumulates else text
-    got = from_registers([run(text, vgprs=vgprs, num_waves=WAVES).vgpr(0)])
+    lines = [f"{case.mnemonic} v0, v1, v2, v3"]
+    if case.accumulates:
+        dpp = "quad_perm:[0,1,2,3] row_mask:0xf bank_mask:0xf"
+        lines = [
+            f"{case.mnemonic}_{e} v0, v1, v2{' ' + dpp if e == 'dpp' else ''}" for e in ("e32", "e64", "dpp")
+        ]
     report = Report(case.mnemonic)
-    for i in range(num):
-        parts = [decode(fmt, columns[k][i]).fraction for k in range(4)]
-        terms = [parts[0] * parts[2], parts[1] * parts[3], decode(F32, addend[i]).fraction]
-        tolerance = Fraction(0) if i % 2 else sum(abs(t) for t in terms) * Fraction(1, 1 << 22)
-        want: Expected = Within(sum(terms, Fraction(0)), Fraction(0), tolerance)
-        if i % 2 and not sum(terms):
-            want = OneOf((0, 1 << 31))
-        report.check(
-            compare(F32, got[i], want),
-            lambda t=terms, g=got[i], w=want: f"{[float(x) for x in t]} gave {g:#x}, want {show(0, w)}",
-        )
+    for line in lines:
+        got = from_registers([run(line, vgprs=vgprs, num_waves=WAVES).vgpr(0)])
+        for i in range(num):
+            parts = [decode(fmt, columns[k][i]).fraction for k in range(4)]
+            terms = [parts[0] * parts[2], parts[1] * parts[3], decode(F32, addend[i]).fraction]
+            tolerance = Fraction(0) if i % 2 else sum(abs(t) for t in terms) * Fraction(1, 1 << 22)
+            want: Expected = Within(sum(terms, Fraction(0)), Fraction(0), tolerance)
+            if i % 2 and not sum(terms):
+                want = OneOf((0, 1 << 31))
+            report.check(
+                compare(F32, got[i], want),
+                lambda t=line, v=terms, g=got[i], w=want: (
+                    f"`{t}` {[float(x) for x in v]} gave {g:#x}, want {show(0, w)}"
+                ),
+            )
     report.finish()
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 from conformance_harness import Case, Report, case_id, implemented, rng_for, run, sname, test_values
 from conformance_reference import M32, M64, sx
@@ -254,67 +255,95 @@ def constants(kind: int) -> list[tuple[str, int]]:
     return [("0", 0), ("64", 64), ("-16", -16 & mask), ("1", 1), *floats, *literal]
 
 
-def operands_of(case: ScalarCase, count: int) -> list[list[tuple[str, int]]]:
-    """Operand choices: (text or "", value); an empty text means a register."""
-    rng = rng_for(case.mnemonic)
-    kinds = [f"b{b}" for b in case.sources]
-    columns = test_values(kinds, rng, count)
-    rows = [[("", v) for v in values] for values in zip(*columns, strict=True)]
+WAVES = 16  # each wave has its own operand values; even waves start with SCC 1, odd ones with 0
+PLAIN_LINES = 8
+FIRST_SCC, LAST = 96, 94
+
+
+@dataclass
+class ScalarLine:
+    """One instruction of a snippet: its text, operand values by wave, destination and the register of SCC."""
+
+    text: str
+    values: list[tuple[int, ...]]
+    destination: int
+    flag: int
+
+
+def patterns_of(case: ScalarCase) -> list[list[tuple[str, int] | None]]:
+    """Operand choices: None for a register, else (text, value) of a constant in one position."""
     texts = case.sources[:-1] if case.reads_old else case.sources
+    patterns: list[list[tuple[str, int] | None]] = [[None] * len(case.sources) for _ in range(PLAIN_LINES)]
     for position, bits in enumerate(texts):
-        for text, value in constants(bits):
-            row = list(rows[rng.randrange(count)])
-            row[position] = (text, value)
-            rows.append(row)
-    return rows
+        for constant in constants(bits):
+            pattern: list[tuple[str, int] | None] = [None] * len(case.sources)
+            pattern[position] = constant
+            patterns.append(pattern)
+    return patterns
+
+
+def scalar_line(
+    case: ScalarCase, pattern: list[tuple[str, int] | None], first: int, sgprs: dict[int, Any]
+) -> tuple[ScalarLine, int]:
+    """The line of a pattern over registers from `first` on, and the next free register."""
+    rng = rng_for(case.mnemonic, first, repr(pattern))
+    columns = test_values([f"b{b}" for b in case.sources], rng, WAVES)
+    names = []
+    for i, (constant, bits) in enumerate(zip(pattern, case.sources, strict=True)):
+        if constant is not None:
+            names.append(constant[0])
+            columns[i] = [constant[1]] * WAVES
+            continue
+        names.append(sname(first, bits // 32))
+        sgprs |= {first + h: np.array([v >> (32 * h) & M32 for v in columns[i]]) for h in (0, 1)}
+        first += 2
+    if case.reads_old:
+        destination = first - 2
+        names.pop()
+    else:
+        destination, first = first, first + 2
+        sgprs |= {destination: 0x5EED0001, destination + 1: 0x5EED0002}
+    result = sname(destination, max(1, case.result // 32))
+    text = case.text.format(m=case.mnemonic, d=result, s=", ".join(names))
+    return ScalarLine(text, [*zip(*columns, strict=True)], destination, first), first + 2
 
 
 def check_scalar(case: ScalarCase) -> None:
-    report = Report(case.mnemonic)
-    rows = operands_of(case, 96)
-    for start in range(0, len(rows), 12):  # registers for a dozen rows at a time, each with SCC 0 and 1
-        for scc in (0, 1):
-            lines, sgprs, wanted, next_free = [], {}, [], 0
-            for row in rows[start : start + 12]:
-                names = []
-                for (text, value), bits in zip(row, case.sources, strict=True):
-                    names.append(text or sname(next_free, bits // 32))
-                    sgprs |= {next_free: value & M32, next_free + 1: value >> 32 & M32}
-                    next_free += 2
-                if case.reads_old:
-                    destination = next_free - 2
-                    names.pop()
-                else:
-                    destination = next_free
-                    sgprs |= {destination: 0x5EED0001, destination + 1: 0x5EED0002}
-                    next_free += 2
-                text = case.text.format(
-                    m=case.mnemonic, d=sname(destination, max(1, case.result // 32)), s=", ".join(names)
-                )
-                # SCC is set by a compare, so that the state comes from an instruction, and read by s_cselect
-                lines += [f"s_cmp_eq_u32 0, {1 - scc}", text, f"s_cselect_b32 s{next_free}, 1, 0"]
-                wanted.append((text, row, destination, next_free, case.reference(*(v for _, v in row), scc)))
-                next_free += 2
-                if next_free > 90:
-                    break
-            result = run("\n".join(lines), sgprs=sgprs)
-            for text, row, destination, flag, (value, new_scc) in wanted:
-                inputs = [hex(v) for _, v in row]
-                if case.result:
-                    got = int(result.sgpr(destination))
-                    got |= int(result.sgpr(destination + 1)) << 32 if case.result == 64 else 0
-                    report.check(
-                        got == value,
-                        lambda t=text, i=inputs, g=got, w=value: f"`{t}` {i} gave {g:#x}, want {w:#x}",
-                    )
-                got_scc, want_scc = int(result.sgpr(flag)), scc if new_scc is None else new_scc
-                report.check(
-                    got_scc == want_scc,
-                    lambda t=text, i=inputs, g=got_scc, w=want_scc, c=scc: (
-                        f"`{t}` {i} SCC {c} -> {g}, want {w}"
-                    ),
-                )
+    """Every pattern over many values, with SCC 0 and 1 before; SCC is set and read by instructions."""
+    report, patterns = Report(case.mnemonic), patterns_of(case)
+    while patterns:
+        lines: list[ScalarLine] = []
+        sgprs: dict[int, Any] = {FIRST_SCC: np.arange(WAVES) % 2}
+        first = 0
+        while patterns and first + 2 * len(case.sources) + 4 <= LAST:
+            line, first = scalar_line(case, patterns.pop(), first, sgprs)
+            lines.append(line)
+        text = "\n".join(
+            f"s_cmp_eq_u32 0, s{FIRST_SCC}\n{line.text}\ns_cselect_b32 s{line.flag}, 1, 0" for line in lines
+        )
+        result = run(text, sgprs=sgprs, num_waves=WAVES)
+        for line in lines:
+            check_scalar_line(case, line, result, report)
     report.finish()
+
+
+def check_scalar_line(case: ScalarCase, line: ScalarLine, result: Any, report: Report) -> None:
+    """Compare destination and SCC of every wave."""
+    low, high, flags = (result.sgpr(i).tolist() for i in (line.destination, line.destination + 1, line.flag))
+    for wave, values in enumerate(line.values):
+        scc = 1 - wave % 2
+        value, new_scc = case.reference(*values, scc)
+        inputs = [hex(v) for v in values]
+        got = low[wave] | (high[wave] << 32 if case.result == 64 else 0)
+        report.check(
+            not case.result or got == value,
+            lambda i=inputs, g=got, w=value: f"`{line.text}` {i} gave {g:#x}, want {w:#x}",
+        )
+        want_scc = scc if new_scc is None else new_scc
+        report.check(
+            flags[wave] == want_scc,
+            lambda i=inputs, g=flags[wave], w=want_scc, c=scc: f"`{line.text}` {i} SCC {c} -> {g}, want {w}",
+        )
 
 
 @pytest.mark.parametrize("case", implemented([*LOGIC, *ARITHMETIC, *UNARY, *COMPARE]), ids=case_id)

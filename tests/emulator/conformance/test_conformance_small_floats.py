@@ -112,14 +112,14 @@ def unpacking() -> list[VectorCase]:
             op_sel = f"op_sel:[{byte & 1},{byte >> 1},0]" if byte else ""
             rows.append(
                 row(f"v_cvt_scalef32_f32_{name}", "b32 f32 -> f32", unpack(fmt, F32, 8 * byte, 1),
-                    checks="byte by op_sel; scale", suffix=op_sel, scalar=False, modifiers=False, source=ISA)
+                    checks="byte by op_sel; scale", suffix=op_sel, scalar=False, modifiers=False, source=ISA, count=256)
             )  # fmt: skip
             high = byte >> 1
             rows.append(
                 row(f"v_cvt_scalef32_f16_{name}", "b32 f32 old:b32 -> b32",
                     unpack_f16_half(fmt, 8 * byte, bool(high)), checks="byte and half by op_sel; half kept",
                     suffix=f"op_sel:[{byte & 1},{byte >> 1},{high}]", scalar=False, modifiers=False,
-                    source=ISA)
+                    source=ISA, count=256)
             )  # fmt: skip
     for name, fmt in SMALL.items():
         for to, dst in WIDE.items():
@@ -129,7 +129,7 @@ def unpacking() -> list[VectorCase]:
                 rows.append(
                     row(f"v_cvt_scalef32_pk_{to}_{name}", f"b32 f32 -> {result}",
                         unpack(fmt, dst, 2 * fmt.bits * part, 2), checks="part by op_sel; scale; rounding",
-                        suffix=suffix, scalar=False, modifiers=False, source=ISA)
+                        suffix=suffix, scalar=False, modifiers=False, source=ISA, count=256)
                 )  # fmt: skip
     return rows
 
@@ -187,7 +187,7 @@ def packing() -> list[VectorCase]:
             rows.append(
                 row(f"v_cvt_scalef32_pk_{name}_f32", "f32 f32 f32 old:b32 -> b32", pack_f32(fmt, part),
                     checks="nearest even; part by op_sel, rest kept", suffix=four, scalar=False,
-                    keep=clear_of_overflow(F32, fmt), source=ISA)
+                    keep=clear_of_overflow(F32, fmt), source=ISA, count=256)
             )  # fmt: skip
             for source in ("f16", "bf16"):
                 src = WIDE[source]
@@ -195,7 +195,7 @@ def packing() -> list[VectorCase]:
                     row(f"v_cvt_scalef32_pk_{name}_{source}", f"pk_{source} f32 old:b32 -> b32",
                         pack_halves(src, fmt, part), checks="nearest even; part by op_sel, rest kept",
                         suffix=four if fmt.bits == 4 else three, scalar=False, modifiers=False,
-                        keep=clear_of_overflow(src, fmt), source=ISA)
+                        keep=clear_of_overflow(src, fmt), source=ISA, count=256)
                 )  # fmt: skip
     return rows
 
@@ -264,20 +264,20 @@ def rounding_at_random() -> list[VectorCase]:
             rows.append(
                 row(f"v_cvt_sr_{name}_f32", "f32 u32 old:b32 -> b32", stochastic(F32, fmt, 16 * high, False),
                     checks=text, suffix="op_sel:[0,0,1]" if high else "", scalar=False,
-                    keep=lambda a, r, o: not ref.is_nan(F32, a), source=ISA)
+                    keep=lambda a, r, o: not ref.is_nan(F32, a), source=ISA, count=256)
             )  # fmt: skip
     for name, fmt in (("fp8", E4M3), ("bf8", E5M2)):
         for byte in range(4):
             op_sel = f"op_sel:[0,0,{byte & 1},{byte >> 1}]" if byte else ""
             rows.append(
                 row(f"v_cvt_sr_{name}_f32", "f32 u32 old:b32 -> b32", stochastic(F32, fmt, 8 * byte, False),
-                    checks=text, suffix=op_sel, scalar=False, source=ISA)
+                    checks=text, suffix=op_sel, scalar=False, source=ISA, count=256)
             )  # fmt: skip
             for source, src in WIDE.items():
                 rows.append(
                     row(f"v_cvt_scalef32_sr_{name}_{source}", f"{source} u32 f32 old:b32 -> b32",
                         stochastic(src, fmt, 8 * byte, True), checks=text, suffix=op_sel, scalar=False,
-                        modifiers=False, source=ISA)
+                        modifiers=False, source=ISA, count=256)
                 )  # fmt: skip
     for part in range(4):
         op_sel = f"op_sel:[0,0,{part & 1},{part >> 1}]" if part else ""
@@ -286,7 +286,7 @@ def rounding_at_random() -> list[VectorCase]:
             rows.append(
                 row(f"v_cvt_scalef32_sr_pk_fp4_{source}", f"{kind} u32 f32 old:b32 -> b32",
                     stochastic_pair(src, part), checks=text, suffix=op_sel, scalar=False, modifiers=False,
-                    keep=finite(src), source=ISA)
+                    keep=finite(src), source=ISA, count=256)
             )  # fmt: skip
     return rows
 
