@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -122,6 +123,7 @@ class CompiledListing:
 
 
 _listings: dict[tuple[str, int, bool, bool, bool, bool], CompiledListing] = {}
+_listings_lock = threading.Lock()
 
 
 def compiled_listing(text: str, tuning: Tuning) -> CompiledListing:
@@ -130,11 +132,12 @@ def compiled_listing(text: str, tuning: Tuning) -> CompiledListing:
         text, tuning.ulp_bias, tuning.check_hazards, tuning.instrumented, tuning.relaxed,
         "uninitialised_registers" in tuning.sanitizers,
     )  # fmt: skip
-    found = _listings.get(key)
-    if found is None:
-        if len(_listings) > 256:
-            _listings.clear()
-        found = _listings[key] = CompiledListing(*key)
+    with _listings_lock:  # ranks are threads, and all launch the same listing at once
+        found = _listings.get(key)
+        if found is None:
+            if len(_listings) > 256:
+                _listings.clear()
+            found = _listings[key] = CompiledListing(*key)
     return found
 
 
