@@ -42,7 +42,7 @@ from .contract import (
     raise_alike,
     supports_mega_moe,
 )
-from .layout import NUM_ERROR_WORDS, SymmetricLayout
+from .layout import NUM_ERROR_WORDS, NUM_PARITIES, SymmetricLayout
 from .weights import PackedWeights
 
 __all__ = [
@@ -316,6 +316,30 @@ class MegaMoE:
         else:
             raise_alike(merge(self.heap.exchange(f"mega_moe {self._number} stage2", violations)))
         return self._run_stage2(result, out)
+
+    def tile_rows(self) -> list[int]:
+        """Valid rows of each M tile that this rank's experts had in the last call, as its planner laid them
+        out. Waits for the device; not collective."""
+        if self._region.memory.device.type == "cuda":
+            torch.cuda.synchronize(self._region.memory.device)
+
+        def view(name: str) -> torch.Tensor:
+            buffer = self.layout.buffers[name]
+            raw = self._region.memory[buffer.offset : buffer.offset + buffer.num_bytes].cpu()
+            return raw.view(torch.int32).view(buffer.shape)
+
+        parity = int(view("epoch")[0]) % NUM_PARITIES
+        num_tiles = int(view("num_tiles")[parity])
+        rows: list[int] = view("tile_meta")[parity, :num_tiles, 2].tolist()
+        return rows
+
+    def region_range(self) -> tuple[int, int]:
+        """(address, bytes) of this rank's part of the layer's symmetric memory."""
+        return self._region.memory.data_ptr(), self._region.num_bytes
+
+    def close(self) -> None:
+        """Gives the layer's symmetric memory back. Collective; the layer must not be called again."""
+        self.heap.free(self._region)
 
     def raise_reported_ids(self) -> None:
         """Raises ExpertIdError when the device's bounds check has met ids out of range since the last look,
