@@ -192,6 +192,49 @@ def test_one_wave_may_release_for_its_workgroup_only_what_was_waited_for(mode: s
 
 
 @everywhere
+@every_seed
+@pytest.mark.parametrize("acquire", ["buffer_inv sc1", "s_nop 0"])
+def test_the_last_to_arrive_at_a_counter_has_acquired_from_all(acquire: str, mode: str, seed: int) -> None:
+    """Four workgroups count themselves in, maybe in one step; the last one reads what all have stored."""
+    body = """
+        s_load_dwordx4 s[4:7], s[0:1], 0x0
+        s_lshl_b32 s8, s2, 8
+        v_lshl_add_u32 v1, v0, 2, s8
+        v_lshlrev_b32_e32 v2, 2, v0
+        v_mov_b32_e32 v9, 0
+        v_mov_b32_e32 v3, 1
+        s_waitcnt lgkmcnt(0)
+        global_store_dword v1, v0, s[4:5]
+        buffer_wbl2 sc1
+        s_waitcnt vmcnt(0)
+        v_cmp_eq_u32_e32 vcc, 0, v0
+        s_and_saveexec_b64 s[10:11], vcc
+        global_atomic_add v4, v9, v3, s[6:7] sc0
+        s_waitcnt vmcnt(0)
+        s_mov_b64 exec, s[10:11]
+        v_readfirstlane_b32 s9, v4
+        s_cmp_eq_u32 s9, 3
+        s_cbranch_scc0 .Lend
+        {acquire}
+        global_load_dword v5, v2, s[4:5]
+        global_load_dword v6, v2, s[4:5] offset:256
+        global_load_dword v7, v2, s[4:5] offset:512
+        global_load_dword v8, v2, s[4:5] offset:768
+        s_waitcnt vmcnt(0)
+    .Lend:
+        s_nop 0
+        """
+    text = listing(body.format(acquire=acquire), 2)
+    arguments = [np.zeros(256, np.uint32), np.zeros(1, np.uint32)]
+    if acquire == "s_nop 0":
+        with pytest.raises(emulator.GlobalRaceError):
+            run(text, mode, seed, 4, 64, arguments)
+    else:
+        run(text, mode, seed, 4, 64, arguments)
+        assert arguments[1][0] == 4
+
+
+@everywhere
 def test_launches_in_order_are_no_race(mode: str) -> None:
     data = np.zeros(128, np.uint32)
     text = listing(TWO_WRITERS.format(place="s_nop 0", store="global_store_dword v1, v2, s[4:5]"), 1)
@@ -293,6 +336,32 @@ def test_uninitialised_registers(text: str, register: str, mode: str, seed: int)
         "v_mov_b32_e32 v6, 0\nv_mov_b32_e32 v7, 0\nv_mov_b32_e32 v8, 0\ns_mov_b32 s20, 0\ns_mov_b64 vcc, 0"
     )
     run(listing(body.format(set=values, text=text), 1), mode, seed, 1, 64, [data])
+
+
+@pytest.mark.parametrize(
+    ("text", "register"),
+    [
+        ("v_pk_mul_f32 v[2:3], v[4:5], v[6:7] op_sel_hi:[1,0]", None),
+        ("v_pk_mul_f32 v[2:3], v[4:5], v[6:7]", "v7"),
+        ("v_pk_add_f32 v[2:3], v[4:5], v[6:7] op_sel:[0,1] op_sel_hi:[1,0]", "v7"),
+        ("v_pk_mov_b32 v[2:3], v[6:7], v[4:5] op_sel:[0,1]", None),
+        ("v_pk_mov_b32 v[2:3], v[6:7], v[4:5] op_sel:[1,0]", "v7"),
+    ],
+)
+def test_of_a_register_pair_only_what_op_sel_picks_is_read(text: str, register: str | None) -> None:
+    """v7 has not been written."""
+    body = f"""
+        v_mov_b32_e32 v4, 0
+        v_mov_b32_e32 v5, 0
+        v_mov_b32_e32 v6, 0
+        {text}
+        """
+    arguments = (listing(body, 1), "simple", 0, 1, 64, [np.zeros(1, np.uint32)], ("uninitialised_registers",))
+    if register is None:
+        run(*arguments)
+    else:
+        with pytest.raises(emulator.UninitialisedRegisterError, match=f"reads {register},"):
+            run(*arguments)
 
 
 # ----------------------------------------------------------------------------------- addresses, waits

@@ -200,11 +200,11 @@ class Monitor:
     def _synchronise(self, a: Access, thread: Array) -> None:
         clocks, base = self.clocks, a.allocation.base
         pairs = list(zip(thread.tolist(), (a.offsets + base).tolist(), strict=True))
-        if a.action != "store" and clocks.published:
-            for one, address in pairs:
+        # One after the other: an atomic finds what those before it in the same step have published.
+        for one, address in pairs:
+            if a.action != "store" and clocks.published:
                 clocks.find(one, address, a.level)
-        if a.action != "load":
-            for one, address in pairs:
+            if a.action != "load":
                 clocks.publish(one, address, a.level, a.action == "atomic")
 
     # ------------------------------------------------------------------ names

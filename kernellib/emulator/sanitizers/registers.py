@@ -28,6 +28,22 @@ if TYPE_CHECKING:
 Step = Callable[[WaveGroup], Any]
 
 
+_PACKED_32 = ("v_pk_add_f32", "v_pk_mul_f32", "v_pk_fma_f32", "v_pk_mov_b32")
+
+
+def _picked(inst: Instruction, position: int, pair: int) -> int:
+    """Of a source's register pair those that op_sel (for the low result) and op_sel_hi (for the high one)
+    pick. v_pk_mov_b32 has one result from each source, which op_sel picks."""
+
+    def bit(name: str, default: int) -> int:
+        given = inst.modifiers.get(name, ())
+        return int(given[position]) if isinstance(given, tuple) and position < len(given) else default
+
+    first = pair & -pair
+    low, high = bit("op_sel", 0), bit("op_sel_hi", 1)
+    return pair & (first << low | (0 if inst.mnemonic == "v_pk_mov_b32" else first << high))
+
+
 def reads_and_writes(inst: Instruction) -> tuple[int, int]:
     """Register bits that an instruction names as sources, and those it writes."""
     definition = lookup(inst.mnemonic)
@@ -35,8 +51,10 @@ def reads_and_writes(inst: Instruction) -> tuple[int, int]:
     reads, writes = effect.reads, effect.writes
     if isinstance(definition, AluDef) and not definition.mnemonic.startswith("ds_"):
         reads = 0
-        for operand in inst.operands[sum(t.in_text for t in definition.signature.results) :]:
-            reads |= register_bits(operand)
+        sources = inst.operands[sum(t.in_text for t in definition.signature.results) :]
+        for position, operand in enumerate(sources):
+            bits = register_bits(operand)
+            reads |= _picked(inst, position, bits) if inst.mnemonic in _PACKED_32 else bits
         if any(t.form == "vcc" for t in definition.signature.sources):
             reads |= 3 << (SGPR_BIT + VCC)
     elif isinstance(definition, ControlDef):
