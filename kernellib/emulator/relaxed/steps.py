@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kernellib.emulator.binding.addresses import Resolver, scatter
+from kernellib.emulator.binding.buffer import BufferAddress, count_served
 from kernellib.emulator.binding.memory import direct_stride, out_of_alignment, select_lanes, widen_direct
 from kernellib.emulator.binding.movers import RegisterMover
 from kernellib.emulator.binding.sources import Array, Fetch
@@ -23,7 +24,6 @@ from kernellib.emulator.waits import Outstanding
 
 if TYPE_CHECKING:
     from kernellib.emulator.assembly import Instruction
-    from kernellib.emulator.binding.buffer import BufferAddress
     from kernellib.emulator.binding.memory import MemoryPlan
 
 Step = Callable[[WaveGroup], Any]
@@ -147,6 +147,14 @@ def _tell(
         )
 
 
+def _count(g: WaveGroup, inst: Instruction, action: str, size: int, at: Located) -> None:
+    """Count an access; lanes that a buffer's range check turns away ask for nothing."""
+    if at.offset is None or at.limit is None:
+        g.cohort.count("global", action, inst.mnemonic, size, at.address, g, (at.waves, at.lanes))
+    else:
+        count_served(g, inst, action, size, at.address, at.limit - at.offset, at.waves, at.lanes)
+
+
 def _gather(g: WaveGroup, resolver: Resolver, at: Located, shift: int, unit: int, level: int) -> Array:
     """u{unit} items at byte `shift` of every lane's datum; 0 for lanes out of a buffer's range."""
     which = at.inside(shift, unit)
@@ -194,7 +202,7 @@ def load_step(plan: MemoryPlan, locate: Locate, issue: Callable[[WaveGroup], Non
         at = locate(g)
         if not len(at.address):
             return
-        cohort.count("global", "load", inst.mnemonic, size, at.address, g, (at.waves, at.lanes))
+        _count(g, inst, "load", size, at)
         split = checked and at.inside(0, size) is not None
         unit = _units(size, mover.piece, split)
         resolver = single if split else whole
@@ -222,7 +230,7 @@ def store_step(plan: MemoryPlan, locate: Locate, issue: Callable[[WaveGroup], No
         at = locate(g)
         if not len(at.address):
             return
-        cohort.count("global", "store", inst.mnemonic, size, at.address, g, (at.waves, at.lanes))
+        _count(g, inst, "store", size, at)
         items = mover.read(g, None if at.full else at.waves, None if at.full else at.lanes)
         split = checked and at.inside(0, size) is not None
         unit = _units(size, mover.piece, split)
@@ -274,7 +282,7 @@ def atomic_step(
         at = locate(g)
         if not len(at.address):
             return
-        cohort.count("global", "atomic", inst.mnemonic, size, at.address, g, (at.waves, at.lanes))
+        _count(g, inst, "atomic", size, at)
         operands = source.read(g, None if at.full else at.waves, None if at.full else at.lanes)
         which = at.inside(0, size)
         lanes = at.part(which)
@@ -324,7 +332,7 @@ def direct_step(plan: MemoryPlan, locate: Locate, checked: bool) -> Step:
         if not len(at.address):
             g.waits.issue(nothing)
             return
-        cohort.count("global", "load", inst.mnemonic, size, at.address, g, (at.waves, at.lanes))
+        _count(g, inst, "load", size, at)
         target = (g.scalar[:, M0 : M0 + 1].astype(np.int64) + shift) + lane_offset
         target = target[at.waves, at.lanes]
         if int(target.min()) < 0 or int(target.max()) + max(size, 4) > cohort.lds_bytes:
