@@ -161,7 +161,8 @@ class Profile:
         axes.set_yticks(range(len(chosen)), [f"{e.line}: {e.text[:70]}" for e in chosen], family="monospace")
         axes.tick_params(axis="y", labelsize=8)
         axes.set_xticks(range(len(classes)), classes, rotation=30, ha="right")
-        axes.set_title(f"{self.kernel_name}: instructions issued, by line and class (counted)", loc="left")
+        title = f"{self.kernel_name}\ninstructions issued, by line and class (counted)"
+        figure.suptitle(title, x=0.01, ha="left", fontsize=10)
         figure.colorbar(image, ax=axes, label="log10 of issues")
         return figure
 

@@ -3,9 +3,10 @@
 # mypy: no-warn-return-any, no-check-untyped-defs
 """What the benchmark GEMMs share: pointers, and tiles of LDS with swizzled 16-byte chunks.
 
-A tile has 64 rows of `chunks` 16-byte chunks; chunk c of row r lies at place c ^ (r % chunks), so that the
-lanes of a wave, which read the same chunk of 16 or 32 rows, spread over all banks.  Row and chunk counts are
-powers of two: indices are cut by shifts and masks (`//` and `%` of signed integers cost more instructions).
+A tile has 64 rows of `chunks` 16-byte chunks.  A read of 16 bytes a lane is served 16 lanes at a time from 64
+banks, 256 bytes: the rows that one such stretch holds share an exchange of chunks, the next stretch has
+another, so that a chunk of 16 neighbouring rows lies on all banks.  Row and chunk counts are powers of two:
+indices are cut by shifts and masks (`//` and `%` of signed integers cost more instructions).
 """
 
 import flydsl.expr as fx
@@ -13,6 +14,7 @@ import flydsl.expr as fx
 T = fx.T
 TILE_ROWS = 64
 THREADS = 256
+BANK_CHUNKS = 16  # 64 banks of 4 bytes
 
 
 def gp(addr, ty, align):
@@ -45,7 +47,8 @@ def chunk_of(tile, row, chunk, chunks):
 
 def _place(row, chunk, chunks):
     """Dword index of a chunk."""
-    return (row * chunks + (chunk ^ (row & (chunks - 1)))) * 4
+    stretch = row >> _log2(BANK_CHUNKS // chunks)
+    return (row * chunks + (chunk ^ (stretch & (chunks - 1)))) * 4
 
 
 def _log2(power):
