@@ -9,8 +9,9 @@ from typing import Any
 
 from .device import Device
 from .gates import GateResult
-from .method import METHOD_REVISION, ArmState, Method, Pairing, RunResult
+from .method import CONTROL, METHOD_REVISION, ArmState, Method, Pairing, RunResult
 from .record import SCHEMA_NAME, Record, now
+from .schedule import NUM_CAPTURES
 from .state import HARMFUL_REASONS, device_state, git_revision, versions
 from .stats import percentiles, slowest_rank
 from .workload import Arm, Workload
@@ -72,12 +73,16 @@ def arm_entry(
     }
 
 
-def _seconds_per_call(state: ArmState, pairings: Sequence[Pairing], num_slots: int) -> list[float]:
-    samples = []
+def _seconds_per_call(state: ArmState, pairings: Sequence[Pairing], num_slots: int) -> dict[int, list[float]]:
+    """By capture."""
+    samples: dict[int, list[float]] = {}
     for pairing in pairings:
-        for side, times in ((pairing.reference, pairing.reference_s), (pairing.tested, pairing.tested_s)):
+        for place, (side, times) in enumerate(
+            ((pairing.reference, pairing.reference_s), (pairing.tested, pairing.tested_s))
+        ):
             if side is state:
-                samples += [slowest_rank(ranks) / num_slots for ranks in times]
+                for captures, ranks in zip(pairing.captures, times, strict=True):
+                    samples.setdefault(captures[place], []).append(slowest_rank(ranks) / num_slots)
     return samples
 
 
@@ -85,13 +90,15 @@ def _timed_arm(
     state: ArmState, pairings: Sequence[Pairing], workload: Workload, ceilings: Mapping[str, float]
 ) -> dict[str, Any]:
     entry = arm_entry(state.arm, state.status, state.reason, state.gate, state.recheck)
-    samples = _seconds_per_call(state, pairings, len(workload.slots))
-    if not state.passed or not samples:
+    by_capture = _seconds_per_call(state, pairings, len(workload.slots))
+    if not state.passed or not by_capture:
         return entry
+    samples = [sample for capture in by_capture.values() for sample in capture]
     p10, p50, p90 = map(_rounded, percentiles(samples))
     entry["times"] = {
         "source": "measured", "unit": "s/call", "p10": p10, "p50": p50, "p90": p90,
         "num_samples": len(samples),
+        "p50_by_capture": [_rounded(percentiles(by_capture[index])[1]) for index in sorted(by_capture)],
     }  # fmt: skip
     bytes_per_s, flops_per_s = workload.bytes_per_call / p50, workload.flops_per_call / p50
     entry["rates"] = {
@@ -112,13 +119,14 @@ def _comparison(pairing: Pairing, method: Method, resolution_s: float) -> dict[s
     return {
         "source": "measured",
         "reference": pairing.reference.arm.name,
-        "tested": pairing.tested.arm.name,
+        "tested": CONTROL if pairing.control else pairing.tested.arm.name,
         "ratio": _rounded(interval.median),
         "low": _rounded(interval.low),
         "high": _rounded(interval.high),
         "confidence": interval.confidence,
         "verdict": interval.verdict,
         "orders": list(pairing.orders),
+        "captures": [list(captures) for captures in pairing.captures],
         "unit": SAMPLE_UNIT,
         "reference_s": [[_rounded(rank) for rank in times] for times in pairing.reference_s],
         "tested_s": [[_rounded(rank) for rank in times] for times in pairing.tested_s],
@@ -131,8 +139,7 @@ def invalid_reasons(result: RunResult, control: Mapping[str, Any] | None) -> lis
     if not baseline.passed:
         return [f"the baseline {baseline.arm.name} failed: {baseline.reason}"]
     if control is None:
-        reason = result.control.tested.reason if result.control else "there was none"
-        return [f"no A/A control: {reason}"]
+        return ["no A/A control: too few trials"]
     if control["verdict"] != "no difference":
         return [
             f"A/A control: {control['ratio']:.4f}, interval {control['low']:.4f} to {control['high']:.4f}, "
@@ -161,6 +168,7 @@ def _method_entry(result: RunResult, workload: Workload, device: Device, method:
         "max_trials": method.max_trials,
         "half_width": method.half_width,
         "confidence": method.confidence,
+        "num_captures": NUM_CAPTURES,
         "num_trials": result.num_trials,
         "stopped_because": result.stopped_because,
         "rotation": num_slots,

@@ -34,11 +34,16 @@ from .workload import F64, Expected, Tolerance, Workload
 
 @dataclass(frozen=True)
 class GateResult:
-    """Worst metrics of one arm over all slots, and why it failed (None when it passed)."""
+    """Worst metrics of one arm over all slots, and why it failed (None when it passed).
+
+    ``num_alternatives``: outputs further off than one unit that equal one of the oracle's alternatives, in
+    all slots of one version.
+    """
 
     reason: str | None
     num_slots: int
     max_ulp_error: float
+    num_alternatives: int
     min_bit_equal_fraction: float
     max_relative_rmse: float
 
@@ -58,9 +63,24 @@ class GateResult:
             "passed": self.passed,
             "num_slots": self.num_slots,
             "max_ulp_error": finite(self.max_ulp_error),
+            "num_alternatives": self.num_alternatives,
             "min_bit_equal_fraction": finite(self.min_bit_equal_fraction),
             "max_relative_rmse": finite(self.max_relative_rmse),
         }
+
+
+def worst(first: GateResult | None, second: GateResult) -> GateResult:
+    """The worse of each metric, and the first reason, of two checks of one arm."""
+    if first is None:
+        return second
+    return GateResult(
+        first.reason or second.reason,
+        second.num_slots,
+        max(first.max_ulp_error, second.max_ulp_error),
+        max(first.num_alternatives, second.num_alternatives),
+        min(first.min_bit_equal_fraction, second.min_bit_equal_fraction),
+        max(first.max_relative_rmse, second.max_relative_rmse),
+    )
 
 
 def poison(outputs: Sequence[torch.Tensor]) -> None:
@@ -82,7 +102,8 @@ class Checker:
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
         self._expected: dict[int, list[Expected]] = {}
-        self._on_device: dict[tuple[int, Tolerance], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._on_device: dict[tuple[int, Tolerance], tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]]
+        self._on_device = {}
 
     def learn(self, version: int) -> None:
         """Sets the version and computes its answers (slow: float64 on the CPU)."""
@@ -91,30 +112,42 @@ class Checker:
 
     def full(self, outputs: Sequence[torch.Tensor], version: int, tolerance: Tolerance) -> GateResult:
         """Every metric of every slot, with the first reason for failure."""
-        reason, ulp, equal, rmse = None, 0.0, 1.0, 0.0
+        reason, ulp, judged, num_alternatives, equal, rmse = None, 0.0, 0.0, 0, 1.0, 0.0
         for slot_idx, (output, expected) in enumerate(zip(outputs, self._expected[version], strict=True)):
             flat = output.detach().reshape(-1)
             if flat.numel() != expected.value.size:
                 why = f"slot {slot_idx}: {flat.numel()} elements, wanted {expected.value.size}"
-                return GateResult(why, len(outputs), math.inf, 0.0, math.inf)
-            report = compare(flat, expected.value, magnitudes=_magnitudes(expected, tolerance))
+                return GateResult(why, len(outputs), math.inf, 0, 0.0, math.inf)
+            report = compare(
+                flat,
+                expected.value,
+                magnitudes=_magnitudes(expected, tolerance),
+                alternatives=expected.alternatives,
+            )
             ulp = max(ulp, report.max_ulp_error)
+            judged = max(judged, report.judged_ulp_error)
+            num_alternatives += report.num_alternatives
             equal = min(equal, report.bit_equal_fraction)
             rmse = max(rmse, report.relative_rmse)
             if reason is None:
-                reason = _first_failure(slot_idx, flat, tolerance, (ulp, equal, rmse))
-        return GateResult(reason, len(outputs), ulp, equal, rmse)
+                reason = _first_failure(slot_idx, flat, tolerance, (judged, equal, rmse))
+        return GateResult(reason, len(outputs), ulp, num_alternatives, equal, rmse)
 
     def num_wrong(self, outputs: Sequence[torch.Tensor], version: int, tolerance: Tolerance) -> int:
-        """Elements outside ``max_ulp`` over all slots, computed where the outputs are: for every sample."""
-        expected, allowed = self._tensors(version, tolerance, outputs[0].device)
+        """Elements that are wrong over all slots, computed where the outputs are: for every sample.
+
+        Wrong is further from the oracle than ``max_ulp`` and not one of its alternatives.
+        """
+        expected, allowed, alternatives = self._tensors(version, tolerance, outputs[0].device)
         actual = torch.stack([output.reshape(-1) for output in outputs]).float()
         within = (actual - expected).abs() <= allowed  # False for NaN
+        for other in alternatives:
+            within |= (actual == other) & actual.isfinite()
         return int(within.numel() - within.sum())
 
     def _tensors(
         self, version: int, tolerance: Tolerance, device: torch.device
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
         key = (version, tolerance)
         if key not in self._on_device:
             values, allowed = [], []
@@ -124,10 +157,12 @@ class Checker:
                     largest = np.fmax(largest, np.abs(other))
                 values.append(expected.value)
                 allowed.append(tolerance.max_ulp * bf16_ulp(largest) * (1 + 2.0**-20))
-            self._on_device[key] = (
-                torch.from_numpy(np.stack(values)).to(device, torch.float32),
-                torch.from_numpy(np.stack(allowed)).to(device, torch.float32),
-            )
+            others = zip(*(expected.alternatives for expected in self._expected[version]), strict=True)
+            tensors = [
+                torch.from_numpy(np.stack(each)).to(device, torch.float32)
+                for each in (values, allowed, *others)
+            ]
+            self._on_device[key] = (tensors[0], tensors[1], tensors[2:])
         return self._on_device[key]
 
 

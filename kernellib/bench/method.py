@@ -1,20 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """The paired A/B method: gates, alternating trials, the A/A control, the stopping rule.
 
+Every arm is built, checked and captured ``schedule.NUM_CAPTURES`` times, each time with its own buffers.
 For each comparison (reference arm, tested arm) a trial takes one sample of both, in the order AB, the
-next trial in the order BA. The last comparison is the control: the baseline against a second capture of
-itself, whose interval must contain 1, or else the run is invalid.
+next trial in the order BA; ``schedule`` says which captures. The last comparison is the control: the baseline
+against itself, another capture on the other side, whose interval must contain 1, or else the run is invalid.
+
+What varies from capture to capture is part of a comparison's interval, and divides out of the control: the
+control says whether the procedure treats equal arms alike, the interval how much another placement of the
+buffers may change the result. The weights' own placement is shared by all arms of a run and changes between
+runs only: compare two records to see it.
 
 Stopping rule: at least ``trials`` trials, then more until every interval's half-width is below
 ``half_width`` of its median, at most ``max_trials``. The rule looks at the width only, never at which
 side of 1 the interval lies, so that it does not stop on a lucky difference.
+
+Revisions of the method: 1 had one capture of each arm, drew trials for its intervals, and took a second
+capture of the baseline as its control, which on an H200 lay 0.3 to 0.5 % off (see docs/performance.md).
+This is revision 2.
 """
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -22,14 +32,15 @@ import torch
 
 from .device import Capture, Ceiling, Device
 from .errors import BenchError, MethodError
-from .gates import Checker, GateResult, poison
+from .gates import Checker, GateResult, poison, worst
+from .schedule import MIN_TRIALS, NUM_CAPTURES, TRIALS_IN_BLOCK, turn_of, whole_blocks
 from .stats import Interval, ratio_interval, slowest_rank
 from .workload import Arm, Workload, check_rotation, check_versions, fingerprints
 
 # Raise it whenever a change makes times or intervals incomparable with those of older records.
-METHOD_REVISION = 1
+METHOD_REVISION = 2
 CONTROL = "control"
-CHECK_EVERY = 10  # trials between two looks at the stopping rule
+CHECK_EVERY = 10  # trials between two looks at the stopping rule; whole blocks
 Progress = Callable[[str], None]
 
 
@@ -42,8 +53,8 @@ class Method:
     """Parameters of the method.
 
     Attributes:
-        trials: fewest paired trials.
-        max_trials: most of them.
+        trials: fewest paired trials, ``schedule.MIN_TRIALS`` at least; rounded up to whole blocks.
+        max_trials: most of them, rounded up likewise.
         half_width: relative half-width of every interval at which trials end.
         confidence: of the intervals.
         seed: of inputs and of the bootstrap.
@@ -59,8 +70,11 @@ class Method:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.trials < 5:
-            raise MethodError(f"trials got {self.trials}, wanted at least 5; an interval needs some samples")
+        if self.trials < MIN_TRIALS:
+            raise MethodError(
+                f"trials got {self.trials}, wanted at least {MIN_TRIALS}: "
+                f"each of {NUM_CAPTURES} captures takes part in an AB and a BA trial"
+            )
         if self.max_trials < self.trials:
             raise MethodError(f"max_trials got {self.max_trials}, wanted at least trials, {self.trials}")
         if not 0.0 < self.half_width < 1.0:
@@ -72,14 +86,15 @@ class Method:
 @dataclass
 class ArmState:
     """One arm during a run. ``status``: "passed", "failed_build", "failed_gate", "failed_in_trial",
-    "failed_recheck"; an arm that is not "passed" has no times in the record."""
+    "failed_recheck"; an arm that is not "passed" has no times in the record. ``gate`` and ``recheck`` are the
+    worst over its captures."""
 
     arm: Arm
     status: str = "passed"
     reason: str | None = None
     gate: GateResult | None = None
     recheck: GateResult | None = None
-    capture: Capture | None = None
+    captures: list[Capture] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
@@ -94,11 +109,17 @@ class ArmState:
 
 @dataclass
 class Pairing:
-    """The trials of one comparison: seconds of a whole replay on each rank, in trial order."""
+    """The trials of one comparison: seconds of a whole replay on each rank, in trial order.
+
+    ``captures`` holds (reference capture, tested capture) of each trial. In the control both arms are the
+    baseline.
+    """
 
     reference: ArmState
     tested: ArmState
+    control: bool = False
     orders: list[str] = field(default_factory=list)
+    captures: list[tuple[int, int]] = field(default_factory=list)
     reference_s: list[tuple[float, ...]] = field(default_factory=list)
     tested_s: list[tuple[float, ...]] = field(default_factory=list)
 
@@ -112,6 +133,7 @@ class Pairing:
         return ratio_interval(
             [slowest_rank(times) for times in self.reference_s],
             [slowest_rank(times) for times in self.tested_s],
+            self.captures,
             resolution_s=resolution_s,
             confidence=method.confidence,
             seed=method.seed,
@@ -138,8 +160,17 @@ def _why(error: Exception) -> str:
 
 
 def _gate(state: ArmState, checker: Checker, workload: Workload, device: Device) -> None:
-    """Builds, checks, captures and checks again; a failing or crashing arm is marked, not raised."""
+    """Makes all captures of an arm; a failing or crashing arm is marked, not raised."""
+    for _ in range(NUM_CAPTURES):
+        _gate_capture(state, checker, workload, device)
+        if not state.passed:
+            return
+
+
+def _gate_capture(state: ArmState, checker: Checker, workload: Workload, device: Device) -> None:
+    """Builds, checks, captures and checks again."""
     num_slots, tolerance = len(workload.slots), state.arm.tolerance
+    where = f"capture {len(state.captures)}"
     workload.set_version(0)
     before = fingerprints(workload)
     try:
@@ -147,37 +178,52 @@ def _gate(state: ArmState, checker: Checker, workload: Workload, device: Device)
         with torch.no_grad():
             outputs = [launch(slot_idx).clone() for slot_idx in range(num_slots)]
         device.synchronize()
-        state.gate = checker.full(outputs, 0, tolerance)
-        if not state.gate.passed:
-            return state.fail("failed_gate", f"first call, {state.gate.reason}")
-        state.capture = device.capture(launch, num_slots)
+        first = checker.full(outputs, 0, tolerance)
+        state.gate = worst(state.gate, first)
+        if not first.passed:
+            return state.fail("failed_gate", f"{where}, first call, {first.reason}")
+        capture = device.capture(launch, num_slots)
+        state.captures.append(capture)
         workload_changed = fingerprints(workload) != before
-        state.gate = _check_replay(state, checker, workload, device, version=1)
+        workload.set_version(1)
+        replayed = _check_replay(capture, checker, state.arm, device, version=1)
+        state.gate = worst(state.gate, replayed)
     except Exception as error:  # a candidate that crashes is recorded, and the others go on
-        return state.fail("failed_build", _why(error))
+        return state.fail("failed_build", f"{where}: {_why(error)}")
     if workload_changed:
-        return state.fail("failed_gate", "the arm overwrote its inputs")
-    if not state.gate.passed:
-        state.fail("failed_gate", f"captured replay with changed inputs, {state.gate.reason}")
+        return state.fail("failed_gate", f"{where}: the arm overwrote its inputs")
+    if not replayed.passed:
+        state.fail("failed_gate", f"{where}, captured replay with changed inputs, {replayed.reason}")
     return None
 
 
-def _check_replay(
-    state: ArmState, checker: Checker, workload: Workload, device: Device, version: int
-) -> GateResult:
-    """A replay with another version's values in the inputs and NaN in the outputs, fully checked."""
-    assert state.capture is not None
-    workload.set_version(version)
-    poison(state.capture.outputs)
-    state.capture.replay()
+def _check_replay(capture: Capture, checker: Checker, arm: Arm, device: Device, version: int) -> GateResult:
+    """A replay with NaN in the outputs, fully checked; the workload holds ``version`` already."""
+    poison(capture.outputs)
+    capture.replay()
     device.synchronize()
-    return checker.full(state.capture.outputs, version, state.arm.tolerance)
+    return checker.full(capture.outputs, version, arm.tolerance)
 
 
-def _sample(state: ArmState, checker: Checker, device: Device, version: int) -> tuple[float, ...] | None:
-    """One timed replay, its outputs checked; None when they are wrong (the arm has then failed)."""
-    capture = state.capture
-    assert capture is not None
+def _recheck(states: Sequence[ArmState], checker: Checker, workload: Workload, device: Device) -> None:
+    """Every capture once more, on the fresh version, which changes every input."""
+    version = workload.num_versions
+    workload.set_version(version)
+    for state in states:
+        if not state.passed:
+            continue
+        for index, capture in enumerate(state.captures):
+            found = _check_replay(capture, checker, state.arm, device, version)
+            state.recheck = worst(state.recheck, found)
+            if not found.passed:
+                state.fail("failed_recheck", f"capture {index}, after timing, {found.reason}")
+
+
+def _sample(
+    state: ArmState, index: int, checker: Checker, device: Device, version: int
+) -> tuple[float, ...] | None:
+    """One timed replay of a capture, its outputs checked; None when they are wrong: the arm failed."""
+    capture = state.captures[index]
     seconds = device.sample(capture, partial(poison, capture.outputs))
     slowest_rank(seconds)  # a broken clock shows here
     if len(seconds) != device.num_ranks:
@@ -186,24 +232,25 @@ def _sample(state: ArmState, checker: Checker, device: Device, version: int) -> 
         )
     wrong = checker.num_wrong(capture.outputs, version, state.arm.tolerance)
     if wrong:
-        state.fail("failed_in_trial", f"{wrong} outputs of a timed replay are wrong")
+        state.fail("failed_in_trial", f"capture {index}: {wrong} outputs of a timed replay are wrong")
         return None
     return seconds
 
 
 def _trial(trial: int, pairings: Sequence[Pairing], checker: Checker, device: Device, version: int) -> None:
-    """One sample of both arms of every living pairing; which pairing comes first moves on as well."""
-    order = "AB" if trial % 2 == 0 else "BA"
-    for turn in range(len(pairings)):
-        pairing = pairings[(trial + turn) % len(pairings)]
+    """One sample of both arms of every living pairing; which pairing comes first moves on with each block."""
+    for place in range(len(pairings)):
+        pairing = pairings[(trial // TRIALS_IN_BLOCK + place) % len(pairings)]
         if not pairing.alive:
             continue
-        both = {"A": pairing.reference, "B": pairing.tested}
-        times = {letter: _sample(both[letter], checker, device, version) for letter in order}
+        turn = turn_of(trial, control=pairing.control)
+        both = {"A": (pairing.reference, turn.reference), "B": (pairing.tested, turn.tested)}
+        times = {letter: _sample(*both[letter], checker, device, version) for letter in turn.order}
         reference_s, tested_s = times["A"], times["B"]
         if reference_s is None or tested_s is None:
             continue
-        pairing.orders.append(order)
+        pairing.orders.append(turn.order)
+        pairing.captures.append((turn.reference, turn.tested))
         pairing.reference_s.append(reference_s)
         pairing.tested_s.append(tested_s)
 
@@ -219,27 +266,19 @@ def _run_trials(
     pairings: Sequence[Pairing], checker: Checker, workload: Workload, device: Device, method: Method
 ) -> tuple[int, str]:
     """All trials; returns how many, and why they ended."""
-    for trial in range(method.max_trials):
+    fewest, most = whole_blocks(method.trials), whole_blocks(method.max_trials)
+    for trial in range(most):
         if not any(pairing.alive for pairing in pairings):
             return trial, "no pair of arms is left"
-        due = trial >= method.trials and (trial - method.trials) % CHECK_EVERY == 0
+        due = trial >= fewest and (trial - fewest) % CHECK_EVERY == 0
         if due and _narrow_enough(pairings, method, device):
             return trial, f"every interval's half-width is below {method.half_width:.2%}"
         version = trial % workload.num_versions
         workload.set_version(version)
         _trial(trial, pairings, checker, device, version)
     if _narrow_enough(pairings, method, device):
-        return method.max_trials, f"every interval's half-width is below {method.half_width:.2%}"
-    return method.max_trials, f"max_trials reached before every half-width was below {method.half_width:.2%}"
-
-
-def _control_of(baseline: ArmState, workload: Workload, device: Device, checker: Checker) -> Pairing | None:
-    """The baseline paired with a second capture of itself."""
-    if not baseline.passed:
-        return None
-    twin = ArmState(replace(baseline.arm, name=CONTROL, description="second capture of the baseline"))
-    _gate(twin, checker, workload, device)
-    return Pairing(baseline, twin)
+        return most, f"every interval's half-width is below {method.half_width:.2%}"
+    return most, f"max_trials reached before every half-width was below {method.half_width:.2%}"
 
 
 def _pair(states: Sequence[ArmState], comparisons: Sequence[tuple[str, str]]) -> list[Pairing]:
@@ -289,7 +328,7 @@ def run_paired(
         progress(f"gate: {state.arm.name}")
         _gate(state, checker, workload, device)
     baseline = next(state for state in states if state.arm.role == "baseline")
-    control = _control_of(baseline, workload, device, checker)
+    control = Pairing(baseline, baseline, control=True) if baseline.passed else None
     progress("ceilings")
     ceilings_before = device.ceilings()
     state_before = device.state()
@@ -302,10 +341,6 @@ def run_paired(
         for first, second in zip(ceilings_before, device.ceilings(), strict=True)
     ]
     progress("checking again, with every input changed")
-    for state in [*states, *([control.tested] if control else [])]:
-        if state.passed:
-            state.recheck = _check_replay(state, checker, workload, device, version=workload.num_versions)
-            if not state.recheck.passed:
-                state.fail("failed_recheck", f"after timing, {state.recheck.reason}")
+    _recheck(states, checker, workload, device)
     return RunResult(states, pairings, control, coverage, num_trials, stopped_because, state_before,
                      state_after, ceilings)  # fmt: skip

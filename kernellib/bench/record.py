@@ -59,7 +59,8 @@ def validate(data: Any, where: str = "record") -> dict[str, Any]:
                 f"{where}: a comparison names an arm that is not there: {comparison['tested']!r}"
             )
         count = len(comparison["orders"])
-        if not count == len(comparison["reference_s"]) == len(comparison["tested_s"]):
+        lists = [comparison["reference_s"], comparison["tested_s"], comparison.get("captures")]
+        if any(each is not None and len(each) != count for each in lists):
             raise RecordError(f"{where}: {comparison['tested']} has unequal numbers of paired samples")
     checked: dict[str, Any] = data
     return checked

@@ -183,8 +183,8 @@ def git_revision(folder: Path | None = None) -> dict[str, Any]:
         revision, changes = git("rev-parse", "HEAD"), git("status", "--porcelain", "--untracked-files=no")
         return {"revision": revision, "dirty": bool(changes), "source": "git", "why_not": None}
     except (OSError, subprocess.SubprocessError):
-        declared = os.environ.get(REVISION_VARIABLE)
-        if declared:
-            return {"revision": declared, "dirty": None, "source": "declared", "why_not": None}
-        why_not = f"no git working tree here; set {REVISION_VARIABLE} to name the revision"
+        declared = set(os.environ.get(REVISION_VARIABLE, "").split())
+        if len(declared) == 1:  # several are none: which one was measured?
+            return {"revision": declared.pop(), "dirty": None, "source": "declared", "why_not": None}
+        why_not = f"no git working tree here; set {REVISION_VARIABLE} to the one revision"
         return {"revision": None, "dirty": None, "source": None, "why_not": why_not}

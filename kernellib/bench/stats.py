@@ -2,14 +2,25 @@
 """Statistics of paired trials: the median ratio, its bootstrap interval, and what may be claimed from it.
 
 A trial times both arms one after the other, so that what drifts slowly (clocks, temperature) divides
-out of the trial's ratio. The result is the median of these ratios, with a percentile bootstrap
-interval: trials are drawn with replacement, whole pairs at a time [Efron and Tibshirani, "An
-Introduction to the Bootstrap", chapters 8 and 13]. The percentile method, not BCa: the acceleration
-that BCa takes from a jackknife is not consistent for a median [same book, chapter 11].
+out of the trial's ratio. The trials are not independent, though: a capture (see ``schedule``) that lies
+badly is slow in each of its trials, so that their ratios have as many modes as there are captures, and
+drawing trials would promise a precision that more trials of the same captures cannot give. So, from the
+inside out:
+
+1. block      geometric mean of the two ratios of an AB and a BA trial on the same captures
+2. capture    median of its blocks: one number for each repetition with buffers of its own
+3. result     median over the captures, with a percentile bootstrap interval that draws captures with
+              replacement [Efron and Tibshirani, "An Introduction to the Bootstrap", chapters 8 and 13; why
+              only the outermost level is drawn: Davison and Hinkley, "Bootstrap Methods and their
+              Application", section 3.8]
+
+The percentile method, not BCa: the acceleration that BCa takes from a jackknife is not consistent for a
+median [Efron and Tibshirani, chapter 11].
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -18,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import MethodError
+from .schedule import TRIALS_IN_BLOCK
 
 Verdict = Literal["faster", "slower", "no difference"]
 F64 = npt.NDArray[np.float64]
@@ -101,15 +113,41 @@ def bootstrap_median(
     return Interval(median, float(low), float(high), confidence)
 
 
+def capture_ratios(ratios: Sequence[float], captures: Sequence[tuple[int, int]]) -> list[float]:
+    """Steps 1 and 2 of this module's docstring.
+
+    Args:
+        ratios: of all trials, in order; an odd one at the end is left out.
+        captures: (reference capture, tested capture) of each trial. Blocks whose first trials agree in it
+            belong together.
+
+    Returns:
+        one ratio for each such pair of captures, in the order of their first blocks.
+
+    Example:
+        >>> capture_ratios([2.0, 8.0, 1.0, 1.0], [(0, 0), (0, 0), (1, 1), (1, 1)])
+        [4.0, 1.0]
+    """
+    if len(captures) != len(ratios):
+        raise MethodError(f"captures got {len(captures)} entries, wanted {len(ratios)}, one for each trial")
+    blocks: dict[tuple[int, int], list[float]] = {}
+    for first in range(0, len(ratios) - 1, TRIALS_IN_BLOCK):
+        ratio = math.sqrt(ratios[first] * ratios[first + 1])
+        reference, tested = captures[first]  # a list in a record, which is no key
+        blocks.setdefault((reference, tested), []).append(ratio)
+    return [float(np.median(values)) for values in blocks.values()]
+
+
 def ratio_interval(
     reference_s: Sequence[float],
     tested_s: Sequence[float],
+    captures: Sequence[tuple[int, int]],
     *,
     resolution_s: float = 0.0,
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Interval:
-    """Median of reference / tested over paired trials, never finer than the timer.
+    """Median of reference / tested over captures, never finer than the timer.
 
     ratio_i = reference_i / tested_i; above 1 the tested arm is faster. The bootstrap interval is widened
     by resolution / (shorter median) on either side: quantised times can agree to the last bit, and
@@ -117,6 +155,7 @@ def ratio_interval(
 
     Args:
         reference_s, tested_s: seconds of each trial, equally many, in trial order.
+        captures: as ``capture_ratios``.
         resolution_s: the timer's resolution in seconds.
         confidence, seed: as ``bootstrap_median``.
     """
@@ -125,7 +164,8 @@ def ratio_interval(
             f"tested_s got {len(tested_s)} samples, wanted {len(reference_s)}, one for each pair"
         )
     reference, tested = np.asarray(reference_s, np.float64), np.asarray(tested_s, np.float64)
-    plain = bootstrap_median((reference / tested).tolist(), confidence=confidence, seed=seed)
+    values = capture_ratios((reference / tested).tolist(), captures)
+    plain = bootstrap_median(values, confidence=confidence, seed=seed)
     blur = resolution_s / min(float(np.median(reference)), float(np.median(tested)))
     return Interval(plain.median, plain.low * (1 - blur), plain.high * (1 + blur), confidence)
 

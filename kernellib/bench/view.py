@@ -25,18 +25,26 @@ def _optional(value: Any, spelling: str = "{}") -> str:
     return "-" if value is None else spelling.format(value)
 
 
+def capture_spread(times: Mapping[str, Any]) -> str:
+    """By how much the medians of an arm's captures differ, slowest over fastest; "-" where there was one."""
+    medians = times.get("p50_by_capture", [])
+    return f"+-{(max(medians) / min(medians) - 1) / 2:.2%}" if len(medians) > 1 else "-"
+
+
 def time_table(record: Record) -> Table:
     """Times and rates of each arm (measured)."""
     table = Table(
-        "arm", "role", "p10 (us)", "p50 (us)", "p90 (us)", "GB/s", "of copy", "of matmul", "status",
+        "arm", "role", "p10 (us)", "p50 (us)", "p90 (us)", "captures", "GB/s", "of copy", "of matmul",
+        "status",
         title=f"{record.data['operator']} on {record.data['device']['name']}: time per call, measured",
     )  # fmt: skip
     for arm in record.arms:
         times, rates = arm["times"], arm["rates"]
-        row = ["-"] * 6
+        row = ["-"] * 7
         if times and rates:
             row = [
                 *(_microseconds(times[key]) for key in ("p10", "p50", "p90")),
+                capture_spread(times),
                 f"{rates['bytes_per_s'] / 1e9:.0f}",
                 f"{rates['share_of_copy']:.1%}",
                 f"{rates['share_of_matmul']:.2%}",
@@ -216,7 +224,7 @@ def _draw_ratios(axes: Any, record: Record) -> None:
     axes.axvline(1.0, color="black", linewidth=1)
     axes.set_yticks(range(len(entries)), [f"{entry['reference']} / {entry['tested']}" for entry in entries])
     axes.invert_yaxis()
-    axes.set_xlabel("ratio of times, each trial and the median with its interval")
+    axes.set_xlabel("ratio of times: each trial, and the median over captures with its interval")
     axes.set_title("Paired ratios (measured)")
 
 

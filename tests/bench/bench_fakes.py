@@ -78,8 +78,9 @@ class FakeLaunch:
 class FakeDevice:
     """Runs launches on the CPU; its clock drifts slowly, jitters a little, and is the same every time.
 
-    ``log`` holds the name of each timed launch, in order. ``twin_factor`` slows every capture after the
-    first of one name, as something other than the arm would.
+    ``log`` holds the name of each timed launch, in order. ``placement`` is the relative standard deviation of
+    what a capture's place does to all of its times. ``bias`` makes a sample slower or faster by its number,
+    as something other than the arm would.
     """
 
     name, kind = "fake device", "fake"
@@ -87,12 +88,11 @@ class FakeDevice:
 
     def __init__(
         self, seed: int = 0, *, jitter: float = 0.004, num_ranks: int = 1, llc_bytes: int = 0,
-        twin_factor: float = 1.0, num_lead_in: int = 1,
+        placement: float = 0.0, bias: Callable[[int], float] = lambda _: 1.0, num_lead_in: int = 1,
     ) -> None:  # fmt: skip
         self.num_ranks, self.num_rounds, self.llc_bytes = num_ranks, 1, llc_bytes
         self._random = np.random.default_rng(seed)
-        self._jitter, self._twin_factor, self._num_lead_in = jitter, twin_factor, num_lead_in
-        self._captures: dict[str, int] = {}
+        self._jitter, self._placement, self._bias, self._num_lead_in = jitter, placement, bias, num_lead_in
         self.log: list[str] = []
 
     def describe(self) -> dict[str, Any]:
@@ -104,13 +104,12 @@ class FakeDevice:
     def capture(self, launch: Launch, num_slots: int) -> Capture:
         assert isinstance(launch, FakeLaunch)
         outputs = [launch(slot_idx) for slot_idx in range(num_slots)]
-        seen = self._captures[launch.name] = self._captures.get(launch.name, 0) + 1
 
         def replay() -> None:
             for slot_idx, output in enumerate(outputs):
                 assert launch(slot_idx) is output  # a graph writes where it did when it was captured
 
-        seconds = launch.seconds * (self._twin_factor if seen > 1 else 1.0)
+        seconds = launch.seconds * math.exp(self._random.normal(0.0, self._placement))
         return Capture(outputs, replay, (launch.name, seconds))
 
     def sample(self, capture: Capture, poison: Callable[[], None]) -> tuple[float, ...]:
@@ -119,6 +118,7 @@ class FakeDevice:
         poison()
         capture.replay()
         name, seconds = capture.keep
+        seconds *= self._bias(len(self.log))
         self.log.append(name)
         drift = 1.0 + 0.2 * math.sin(len(self.log) / 40)
         jitter = self._random.normal(1.0, self._jitter, self.num_ranks)
@@ -132,6 +132,13 @@ class FakeDevice:
 
     def synchronize(self) -> None:
         pass
+
+
+def second_of_ab(sample: int) -> float:
+    """A bias with one comparison and the control: second samples of AB trials 3 % slower, BA trials fair."""
+    samples_of_a_trial = 4
+    trial, place = divmod(sample, samples_of_a_trial)
+    return 1.03 if trial % 2 == 0 and place % 2 == 1 else 1.0
 
 
 def fake_arm(name: str, role: Role, seconds: float = BASE_S, launch: type[FakeLaunch] = FakeLaunch) -> Arm:

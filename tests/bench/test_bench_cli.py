@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bench_fakes import BASE_S, FakeDevice, fake_record
+from bench_fakes import BASE_S, FakeDevice, fake_record, second_of_ab
 from typer.testing import CliRunner, Result
 
 from kernellib.bench.cli import app
@@ -18,7 +18,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fake_record().save(folder / "old.json")
     fake_record(seed=1).save(folder / "same.json")
     fake_record(BASE_S / 2 * 1.07, seed=2).save(folder / "slow.json")
-    fake_record(device=FakeDevice(twin_factor=1.03)).save(folder / "invalid.json")
+    fake_record(device=FakeDevice(bias=second_of_ab)).save(folder / "invalid.json")
     (folder / "broken.json").write_text("{}")
     return folder
 

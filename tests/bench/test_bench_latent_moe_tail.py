@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +18,8 @@ from kernellib.bench.cases.latent_moe_tail import (
 from kernellib.bench.errors import BenchError
 from kernellib.bench.gates import Checker
 from kernellib.bench.record import Record
-from kernellib.bench.workload import check_rotation, check_values, fingerprints
+from kernellib.bench.workload import EXACT_ROUNDING, check_rotation, check_values, fingerprints
+from kernellib.numerics import bf16_ulp
 from kernellib.ops.latent_moe_tail.config import WEIGHT_BYTES
 
 SEED = 5
@@ -61,6 +63,26 @@ def test_eager_and_the_operator_pass_the_gate_on_every_slot(workload: TailWorklo
         swapped = outputs[::-1]  # each slot has its own answer
         assert not checker.full(swapped, 1, arm.tolerance).passed
         assert checker.num_wrong(swapped, 1, arm.tolerance) > 5000
+
+
+def test_the_exact_gate_takes_a_tie_of_the_sum_and_no_other_two_units(workload: TailWorkload) -> None:
+    checker = Checker(workload)
+    checker.learn(1)
+    expected = [workload.oracle(slot_idx) for slot_idx in range(2)]
+    outputs = [torch.from_numpy(each.value).to(torch.bfloat16) for each in expected]
+    assert checker.full(outputs, 1, EXACT_ROUNDING).min_bit_equal_fraction == 1.0
+    (p,), y = expected[1].magnitudes, expected[1].value
+    unit = bf16_ulp(np.fmax(np.abs(p), np.abs(y)))
+    (below, above) = expected[1].alternatives
+    index = int(np.flatnonzero((np.abs(above - y) == 2 * unit) & (2 * y - above != below))[0])
+    outputs[1][index] = float(above[index])
+    tie = checker.full(outputs, 1, EXACT_ROUNDING)
+    assert (tie.reason, tie.max_ulp_error, tie.num_alternatives) == (None, 2.0, 1)
+    assert checker.num_wrong(outputs, 1, EXACT_ROUNDING) == 0
+    outputs[1][index] = float(2 * y[index] - above[index])  # as far off, on the other side
+    wrong = checker.full(outputs, 1, EXACT_ROUNDING)
+    assert wrong.reason == "slot 1: error of 2 ulp, wanted at most 1"
+    assert checker.num_wrong(outputs, 1, EXACT_ROUNDING) == 1
 
 
 def test_the_loose_gate_still_sees_a_missing_norm(workload: TailWorkload) -> None:

@@ -8,10 +8,20 @@ from itertools import pairwise
 
 import pytest
 import torch
-from bench_fakes import BASE_S, FakeDevice, FakeLaunch, FakeWorkload, fake_arm, fake_record, fake_run
+from bench_fakes import (
+    BASE_S,
+    FakeDevice,
+    FakeLaunch,
+    FakeWorkload,
+    fake_arm,
+    fake_record,
+    fake_run,
+    second_of_ab,
+)
 
 from kernellib.bench.errors import MethodError, RotationError, TimedInputsError
 from kernellib.bench.method import Method, run_paired
+from kernellib.bench.schedule import NUM_CAPTURES
 from kernellib.bench.workload import check_rotation, check_values, check_versions, fingerprint, min_rotation
 
 ARMS = [fake_arm("eager", "baseline"), fake_arm("fused", "candidate", BASE_S / 2)]
@@ -20,13 +30,11 @@ ARMS = [fake_arm("eager", "baseline"), fake_arm("fused", "candidate", BASE_S / 2
 def test_trials_alternate_ab_ba_and_both_arms_of_a_pair_are_adjacent() -> None:
     device = FakeDevice()
     result, _ = fake_run(ARMS, device=device)
-    assert result.pairings[0].orders == ["AB", "BA"] * (result.num_trials // 2) + ["AB"] * (
-        result.num_trials % 2
-    )
+    assert result.pairings[0].orders == ["AB", "BA"] * (result.num_trials // 2)
     assert len(device.log) == 4 * result.num_trials  # the pair and the control
     for trial in range(result.num_trials):
         samples = device.log[4 * trial : 4 * trial + 4]
-        pair = samples[:2] if trial % 2 == 0 else samples[2:]  # which pairing comes first moves on
+        pair = samples[:2] if trial // 2 % 2 == 0 else samples[2:]  # which pairing comes first moves on
         assert pair == (["eager", "fused"] if trial % 2 == 0 else ["fused", "eager"])
         assert sorted(samples) == ["eager", "eager", "eager", "fused"]
 
@@ -51,25 +59,45 @@ def test_equal_arms_are_no_win() -> None:
 
 
 def test_a_control_away_from_one_makes_the_record_invalid() -> None:
-    record = fake_record(device=FakeDevice(twin_factor=1.03))
+    record = fake_record(device=FakeDevice(bias=second_of_ab))
     assert not record.valid
     assert "A/A control" in record.invalid_reasons[0]
     assert record.data["control"]["verdict"] == "slower"
 
 
+def test_placement_alone_neither_fails_the_control_nor_hides_in_the_interval() -> None:
+    device = FakeDevice(placement=0.01, jitter=0.0005)
+    record = fake_record(candidate_s=BASE_S, device=device, method=Method(trials=16, max_trials=16))
+    assert record.valid
+    control, comparison = record.data["control"], record.comparison("eager", "fused")
+    assert comparison is not None
+    assert control["high"] - control["low"] < 0.006
+    assert comparison["high"] - comparison["low"] > 0.006
+    times = record.arm("fused")["times"]
+    assert len(times["p50_by_capture"]) == record.data["method"]["num_captures"] == NUM_CAPTURES
+    assert max(times["p50_by_capture"]) / min(times["p50_by_capture"]) > 1.01
+
+
+def test_every_capture_has_its_own_launch_and_outputs() -> None:
+    result, _ = fake_run(ARMS)
+    for state in result.arms:
+        addresses = {output.data_ptr() for capture in state.captures for output in capture.outputs}
+        assert len(addresses) == NUM_CAPTURES * 3
+
+
 def test_trials_go_on_until_the_intervals_are_narrow_and_no_longer() -> None:
-    method = Method(trials=5, max_trials=400, half_width=0.01)
+    method = Method(trials=17, max_trials=400, half_width=0.01)
     quiet, _ = fake_run(ARMS, device=FakeDevice(jitter=1e-4), method=method)
     noisy, _ = fake_run(ARMS, device=FakeDevice(jitter=0.015), method=method)
-    assert quiet.num_trials == 5
-    assert 5 < noisy.num_trials < 400
+    assert quiet.num_trials == 18  # whole blocks
+    assert 18 < noisy.num_trials < 400
     assert "half-width is below" in noisy.stopped_because
 
 
 def test_max_trials_bounds_the_run_and_the_record_says_so() -> None:
-    method = Method(trials=5, max_trials=15, half_width=1e-6)
+    method = Method(trials=16, max_trials=23, half_width=1e-6)
     result, record = fake_run(ARMS, method=method)
-    assert result.num_trials == 15
+    assert result.num_trials == 24
     assert any(warning.startswith("max_trials") for warning in record.data["warnings"])
 
 
@@ -98,8 +126,8 @@ def test_inputs_change_between_trials_and_not_within_one() -> None:
             return super().sample(capture, poison)
 
     workload = FakeWorkload()
-    run_paired(workload, ARMS, [("eager", "fused")], Watching(), Method(trials=6, max_trials=6))
-    trials = [seen[4 * trial : 4 * trial + 4] for trial in range(6)]
+    run_paired(workload, ARMS, [("eager", "fused")], Watching(), Method(trials=16, max_trials=16))
+    trials = [seen[4 * trial : 4 * trial + 4] for trial in range(16)]
     assert all(len(set(trial)) == 1 for trial in trials)
     assert all(before[0] != after[0] for before, after in pairwise(trials))
 
@@ -151,7 +179,7 @@ def test_a_rotation_that_the_cache_holds_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"trials": 4}, "trials"),
+        ({"trials": 15}, "trials"),
         ({"trials": 30, "max_trials": 20}, "max_trials"),
         ({"half_width": 0.0}, "half_width"),
         ({"confidence": 1.0}, "confidence"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_fakes import BASE_S, FakeDevice, fake_record
+from bench_fakes import BASE_S, FakeDevice, fake_record, second_of_ab
 
 from kernellib.bench.comparison import compare_records
 from kernellib.bench.errors import MethodError, RecordError
@@ -44,7 +44,10 @@ def test_the_interval_can_be_computed_again_from_the_samples(record: Record) -> 
     assert comparison is not None
     sides = [[slowest_rank(ranks) for ranks in comparison[key]] for key in ("reference_s", "tested_s")]
     again = ratio_interval(
-        *sides, resolution_s=record.data["method"]["timer_resolution_s"], seed=record.data["seed"]
+        *sides,
+        comparison["captures"],
+        resolution_s=record.data["method"]["timer_resolution_s"],
+        seed=record.data["seed"],
     )
     assert (again.median, again.low, again.high) == pytest.approx(
         (comparison["ratio"], comparison["low"], comparison["high"]), rel=1e-5
@@ -85,6 +88,18 @@ def _unpaired(data: Any) -> None:
     data["comparisons"][0]["tested_s"].pop()
 
 
+def _trials_without_captures(data: Any) -> None:
+    del data["comparisons"][0]["captures"]
+
+
+def _control_without_captures(data: Any) -> None:
+    del data["control"]["captures"]
+
+
+def _captures_of_other_trials(data: Any) -> None:
+    data["comparisons"][0]["captures"].pop()
+
+
 def _unknown_arm(data: Any) -> None:
     data["comparisons"][0]["tested"] = "ghost"
 
@@ -96,7 +111,8 @@ def _twice(data: Any) -> None:
 @pytest.mark.parametrize(
     "fault",
     [_times_on_a_failed_arm, _unlabelled_times, _modelled_times, _times_where_nothing_was_timed,
-     _invalid_without_reason, _valid_with_a_reason, _unpaired, _unknown_arm, _twice],
+     _invalid_without_reason, _valid_with_a_reason, _unpaired, _unknown_arm, _twice,
+     _trials_without_captures, _control_without_captures, _captures_of_other_trials],
 )  # fmt: skip
 def test_a_dishonest_record_is_refused(record: Record, fault: Callable[[Any], None]) -> None:
     with pytest.raises(RecordError):
@@ -201,7 +217,7 @@ def test_records_that_do_not_compare_are_refused(
 
 
 def test_an_invalid_record_compares_with_nothing(record: Record) -> None:
-    invalid = fake_record(device=FakeDevice(twin_factor=1.03))
+    invalid = fake_record(device=FakeDevice(bias=second_of_ab))
     assert compare_records(record, invalid).exit_code == 2
     assert compare_records(invalid, record).exit_code == 2
 

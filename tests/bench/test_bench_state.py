@@ -101,7 +101,9 @@ def test_the_revision_and_whether_the_tree_is_dirty(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     monkeypatch.delenv(state.REVISION_VARIABLE, raising=False)
     assert state.git_revision(tmp_path)["revision"] is None
-    monkeypatch.setenv(state.REVISION_VARIABLE, "abc123")
+    monkeypatch.setenv(state.REVISION_VARIABLE, "abc123 def456")
+    assert state.git_revision(tmp_path)["revision"] is None
+    monkeypatch.setenv(state.REVISION_VARIABLE, "abc123\nabc123\n")
     assert state.git_revision(tmp_path) == {
         "revision": "abc123", "dirty": None, "source": "declared", "why_not": None
     }  # fmt: skip

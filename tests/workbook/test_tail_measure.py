@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from kernellib.bench.cases.latent_moe_tail import H200_GOALS
 from kernellib.bench.device import Capture, Ceiling
 from kernellib.bench.method import Method, run_paired
 from kernellib.bench.record import Record
+from kernellib.bench.schedule import NUM_CAPTURES
 from kernellib.bench.state import device_state
 from kernellib.bench.workload import EXACT_ROUNDING, Arm, Expected, Launch, Role, Workload
 from kernellib.numerics.bf16 import to_float64
@@ -62,14 +64,19 @@ def doubling_arms(_target: str, _config: TailConfig | None, names: Sequence[str]
 
 
 class ScriptedClock:
-    """A device whose times are given by the order of capture; values are computed for real, on the CPU."""
+    """A device whose times are given arm by arm, in order of capture; values are computed on the CPU.
+
+    ``ab_bias`` slows the second sample of each AB trial, as no fair clock would: the control must fail.
+    """
 
     name, kind, num_ranks, num_rounds, llc_bytes, resolution_s = "a made-up GPU", "fake", 1, 1, 0, 0.0
 
-    def __init__(self, microseconds: Sequence[float]) -> None:
+    def __init__(self, microseconds: Sequence[float], ab_bias: float = 1.0) -> None:
         self._times = list(microseconds)
         self._of: dict[int, float] = {}
         self._turn = 0
+        self._ab_bias = ab_bias
+        self._random = np.random.default_rng(SEED)
 
     def describe(self) -> dict[str, Any]:
         return {"name": self.name, "kind": self.kind, "num_ranks": 1, "llc_bytes": 0}
@@ -94,15 +101,17 @@ class ScriptedClock:
                 output.copy_(launch(slot))
 
         capture = Capture(outputs, replay)
-        self._of[id(outputs)] = self._times[len(self._of)] * 1e-6
+        self._of[id(outputs)] = self._times[len(self._of) // NUM_CAPTURES] * 1e-6
         return capture
 
     def sample(self, capture: Capture, poison: Callable[[], None]) -> tuple[float, ...]:
         poison()
         capture.replay()
         self._turn += 1
-        jitter = 1.0 + 1e-4 * (self._turn % 7)  # no two trials alike, no arm favoured
-        return (self._of[id(capture.outputs)] * len(capture.outputs) * jitter,)
+        jitter = self._random.normal(1.0, 2e-4)  # no two trials alike, no arm favoured
+        place = (self._turn - 1) % 8  # of two pairs' samples in an AB and a BA trial
+        bias = self._ab_bias if place in (1, 3) else 1.0
+        return (self._of[id(capture.outputs)] * len(capture.outputs) * jitter * bias,)
 
 
 @pytest.fixture
@@ -119,9 +128,9 @@ def correct(config: TailConfig) -> Candidate:
 def test_candidates_are_ranked_by_the_clock(toy: None) -> None:
     slow, fast = DEFAULT_CONFIG, TailConfig(4, 7, 2)
     crashed = Candidate(TailConfig(28, 1, 1), "crashed", "RuntimeError: out of registers")
-    clock = ScriptedClock([20.0, 12.0, 10.0, 20.0])  # eager, slow, fast, the control
+    clock = ScriptedClock([20.0, 12.0, 10.0])  # eager, slow, fast
     measured = measure.measure_candidates(
-        [correct(slow), crashed, correct(fast)], GPU, seed=SEED, trials=5, rotation=ROTATION, device=clock
+        [correct(slow), crashed, correct(fast)], GPU, seed=SEED, trials=16, rotation=ROTATION, device=clock
     )
     assert [candidate.status for candidate in measured.candidates] == ["correct", "crashed", "correct"]
     ranking = tuning.rank(measured.candidates)
@@ -131,9 +140,9 @@ def test_candidates_are_ranked_by_the_clock(toy: None) -> None:
     assert (claim.verdict, claim.source) == ("pass", "measured")
 
 
-def ab_record(times: Sequence[float]) -> Record:
+def ab_record(times: Sequence[float], ab_bias: float = 1.0) -> Record:
     workload = Doubling(ROTATION, SEED, "cpu")
-    clock, method = ScriptedClock(times), Method(trials=9, max_trials=9, seed=SEED)
+    clock, method = ScriptedClock(times, ab_bias), Method(trials=16, max_trials=16, seed=SEED)
     arms = doubling_arms("", None, ("eager", "fused"))
     result = run_paired(workload, arms, [("eager", "fused")], clock, method)
     return timed_record(result, workload, clock, method, target="cuda", command="a test")
@@ -144,7 +153,7 @@ def test_the_ab_is_saved_shown_and_claimed(monkeypatch: pytest.MonkeyPatch, tmp_
 
     def compare(target: str, **options: Any) -> Record:
         made.update(options, target=target)
-        return ab_record([14.0, 10.0, 14.0])
+        return ab_record([14.0, 10.0])
 
     monkeypatch.setattr(measure, "compare_tail", compare)
     record = measure.run_ab(GPU, profile="quick", seed=3, trials=21, rotation=8, artifact_dir=str(tmp_path))
@@ -165,18 +174,19 @@ def test_the_ab_is_saved_shown_and_claimed(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 @pytest.mark.parametrize(
-    ("times", "failing"),
+    ("times", "ab_bias", "failing"),
     [
-        ([10.0, 10.0, 10.0], {"the fused launch is faster than the unfused chain"}),
-        ([10.0, 12.0, 10.0], {"the fused launch is faster than the unfused chain"}),
+        ([10.0, 10.0], 1.0, {"the fused launch is faster than the unfused chain"}),
+        ([10.0, 12.0], 1.0, {"the fused launch is faster than the unfused chain"}),
         (
-            [14.0, 10.0, 15.0],
+            [14.0, 10.0],
+            1.02,
             {"the A/A control finds no difference", "the fused launch is faster than the unfused chain"},
         ),
     ],
 )
-def test_no_win_is_claimed_without_one(times: list[float], failing: set[str]) -> None:
-    claims = measure.ab_claims(ab_record(times))
+def test_no_win_is_claimed_without_one(times: list[float], ab_bias: float, failing: set[str]) -> None:
+    claims = measure.ab_claims(ab_record(times, ab_bias))
     assert {claim.name for claim in claims if claim.verdict == "fail"} == failing
 
 
@@ -189,8 +199,8 @@ class H200Clock(ScriptedClock):
 def h200_record(eager: float, max_autotune: float, fused: float) -> Record:
     """Times in microseconds; the toy's 1,024 bytes in ``fused`` are its bandwidth."""
     workload = Doubling(ROTATION, SEED, "cpu")
-    clock = H200Clock([eager, max_autotune, fused, eager])
-    method = Method(trials=9, max_trials=9, seed=SEED)
+    clock = H200Clock([eager, max_autotune, fused])
+    method = Method(trials=16, max_trials=16, seed=SEED)
     arms = doubling_arms("", None, ("eager", "fused"))
     arms.insert(1, Arm("max_autotune", "peer", "x + x", arms[0].prepare, EXACT_ROUNDING))
     pairs = [("eager", "fused"), ("max_autotune", "fused")]
@@ -218,7 +228,7 @@ def test_each_goal_of_an_h200_is_a_claim(
     claims = measure.goal_claims(record)
     assert len(claims) == 3
     assert {name for name in H200_GOALS for c in claims if name in c.name and c.verdict == "fail"} == failing
-    assert not measure.goal_claims(ab_record([14.0, 10.0, 14.0])), "other GPUs have no goal"
+    assert not measure.goal_claims(ab_record([14.0, 10.0])), "other GPUs have no goal"
 
 
 def test_without_a_clock_nothing_is_timed(tmp_path: Path) -> None:

@@ -7,11 +7,13 @@ Fairness, in short:
   replay over eight slots streams 411 MB.
 - ``routed``, ``norm_weight`` and ``shared`` change before each trial, in place. The weights stay through
   the trials, as they do in serving, and change for the check after timing.
-- Every arm is captured in a graph of one call for each slot, so no arm pays Python or launch queues.
+- Every arm is captured in graphs of one call for each slot, so no arm pays Python or launch queues; each
+  capture has outputs and intermediate results of its own.
 - The compiled and eager arms return their result where their allocator puts it; nothing is copied.
   The fused arm writes to ``out``, as serving code would.
-- The fused arm must have the oracle's rounding points. The others may keep fp32 where the chain rounds (a
-  compiler may fuse roundings away), and are held to a looser bound, taken at the result's root mean square.
+- The fused arm must have the oracle's rounding points: one ulp, or bf16(p' + shared) for a bf16 neighbour p'
+  of the oracle's p. The others may keep fp32 where the chain rounds (a compiler may fuse roundings away), and
+  are held to a looser bound, taken at the result's root mean square.
 
 Without a GPU nothing is timed: ``compare_tail`` then counts the fused launch on the emulator and states
 the unfused chain's launches and bytes from its shapes.
@@ -28,6 +30,8 @@ from typing import Any
 
 import torch
 
+from kernellib.numerics.bf16 import to_float64
+from kernellib.numerics.errors import neighbour_sums
 from kernellib.ops.latent_moe_tail.api import latent_moe_tail
 from kernellib.ops.latent_moe_tail.config import (
     LATENT_DIM,
@@ -128,8 +132,9 @@ class TailWorkload(Workload):
 
     def oracle(self, slot_idx: int) -> Expected:
         """See ``Workload``."""
-        p, y = oracle_f64(*TailInputs(*(tensor.cpu() for tensor in self.inputs[slot_idx])), EPS)
-        return Expected(y, (p,))
+        inputs = TailInputs(*(tensor.cpu() for tensor in self.inputs[slot_idx]))
+        p, y = oracle_f64(*inputs, EPS)
+        return Expected(y, (p,), neighbour_sums(p, to_float64(inputs.shared).reshape(-1)))
 
 
 def _eager(workload: TailWorkload) -> Launch:

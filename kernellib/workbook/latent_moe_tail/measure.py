@@ -23,7 +23,7 @@ from kernellib.bench.device import Device, GpuDevice
 from kernellib.bench.method import Method, Pairing, run_paired
 from kernellib.bench.record import Record
 from kernellib.bench.stats import Interval, percentiles, slowest_rank
-from kernellib.bench.view import plot_record
+from kernellib.bench.view import capture_spread, plot_record
 from kernellib.targets import TargetInfo
 
 from ..artifact import Claim
@@ -106,7 +106,8 @@ def _control_claim(low: float, high: float) -> Claim:
     return Claim.check(
         "the A/A control finds no difference",
         low <= 1.0 <= high,
-        f"the unfused chain against itself: interval {low:.4f} to {high:.4f}, must contain 1",
+        "the unfused chain against other captures of itself: "
+        f"interval {low:.4f} to {high:.4f}, must contain 1",
         "measured",
     )
 
@@ -163,10 +164,11 @@ def _time_table(record: Record) -> HtmlTable:
     rows: list[list[Any]] = []
     for arm in record.arms:
         times, rates = arm["times"], arm["rates"]
-        numbers: list[Any] = [None] * 5
+        numbers: list[Any] = [None] * 6
         if times and rates:
             numbers = [
                 *(times[key] * 1e6 for key in ("p10", "p50", "p90")),
+                capture_spread(times),
                 rates["bytes_per_s"] / 1e12,
                 f"{rates['share_of_copy']:.1%}",
             ]
@@ -178,6 +180,7 @@ def _time_table(record: Record) -> HtmlTable:
             "p10 (us)",
             "p50 (us)",
             "p90 (us)",
+            "between captures",
             "bandwidth (TB/s)",
             "of copy bandwidth",
             "checks",
@@ -218,8 +221,9 @@ def ab_view(record: Record | None) -> list[Any]:
         return [Note("No GPU's clock on this target: nothing was timed, and no ratio is claimed.", "warning")]
     method = record.data["method"]
     summary = (
-        f"{method['num_trials']} trials ({method['stopped_because']}); {method['rotation']} weights of "
-        f"{method['slot_bytes']:,} bytes, {method['timer']}."
+        f"{method['num_trials']} trials ({method['stopped_because']}) over {method.get('num_captures', 1)} "
+        f"captures of each arm; {method['rotation']} weights of {method['slot_bytes']:,} bytes, "
+        f"{method['timer']}."
     )
     notes = [Note(summary)]
     notes += [Note(text, "warning") for text in [*record.invalid_reasons, *record.data["warnings"]]]
