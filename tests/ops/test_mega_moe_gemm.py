@@ -130,6 +130,37 @@ def test_the_other_activation_is_told_apart() -> None:
         assert relative_l2(mx.dequantize(found.codes, found.scales, mx.E4M3), expected) > 0.02, other
 
 
+def test_an_expert_beyond_four_gibibytes() -> None:
+    """Offsets of weights have 64 bits: the last expert's bytes lie past 2^32, untouched pages before them."""
+    shape = MegaMoEShape(4, 128, 128, 2)
+    gemm = Gemm1(shape, MegaMoEConfig(tile_m=16, gemm1_tile_n=256), "situv2")
+    expert = (1 << 32) // gemm.matrix.element_bytes + 1
+    packed = pack_experts(shape, [random_experts(shape, SEED)(0)])
+    w1 = torch.empty((expert + 1) * gemm.matrix.element_bytes, dtype=torch.uint8)
+    w1_scales = torch.empty((expert + 1) * gemm.matrix.scale_bytes, dtype=torch.uint8)
+    assert w1.numel() > 1 << 32
+    w1[-packed.w1.numel() :] = packed.w1
+    w1_scales[-packed.w1_scales.numel() :] = packed.w1_scales
+    x = quantized_rows(16, 128)
+    tensors = (
+        padded(x.codes, 16),
+        padded(ScaleOrder(128).to_device(x.scales), 16),
+        w1,
+        w1_scales,
+        torch.full((16, 128), POISON, dtype=torch.uint8),
+        torch.full((16, gemm.hidden_scales.row_bytes), POISON, dtype=torch.uint8),
+    )
+    with emulated() as session:
+        for tensor in tensors:
+            session.register(tensor)
+        r, s, w, ws, h, hs = (tensor.data_ptr() for tensor in tensors)
+        device.gemm1_launcher(gemm, "gemm1_far_expert")(r, s, 16, w, ws, expert, h, hs)
+    product = x.dequantize() @ random_experts(shape, SEED)(0).dequantized()[0].T
+    expected = mx.quantize(activate("situv2", shape, product[:, :128], product[:, 128:]), mx.E4M3)
+    scales = gemm.hidden_scales.to_logical(tensors[5].numpy())
+    assert relative_l2(mx.dequantize(tensors[4].numpy(), scales, mx.E4M3), expected.dequantize()) < 1e-3
+
+
 # ------------------------------------------------------------------------------------------- GEMM2
 
 
