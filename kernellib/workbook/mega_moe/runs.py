@@ -30,6 +30,7 @@ from .setup import Setup, experts_of, pack_rank
 
 F32 = npt.NDArray[np.float32]
 Arm = Literal["fused", "serial"]
+ORACLE_TOKENS = 4  # of a rank; the others are looked at for values that were never written
 
 
 class RankFailedError(RuntimeError):
@@ -83,13 +84,29 @@ def routing_of(setup: Setup, request: Request) -> Routing:
     return make_routing(request.kind, setup.shape, setup.num_ranks, request.tokens, request.seed)
 
 
+def sample_rows(num_tokens: int) -> npt.NDArray[np.int64]:
+    """The tokens of a rank that oracles are computed for: all of a few, a few of many."""
+    count = min(num_tokens, ORACLE_TOKENS)
+    return np.unique(np.linspace(0, max(num_tokens - 1, 0), count).astype(np.int64))
+
+
 @lru_cache(maxsize=64)
 def oracles(setup: Setup, request: Request) -> tuple[list[F32], list[F32]]:
-    """(fp32 oracle, quantisation-aware oracle) of a request, for each rank."""
-    routing = routing_of(setup, request)
-    inputs = make_inputs(setup.shape, routing.tokens_per_rank, request.seed)
-    arguments = (setup.shape, inputs, routing, experts_of(setup.shape), request.activation)
-    return oracle_fp32(*arguments), oracle_quantized(*arguments, request.wire)
+    """(fp32 oracle, quantisation-aware oracle) of a request, for each rank: rows ``sample_rows``."""
+    whole = routing_of(setup, request)
+    rows = [sample_rows(count) for count in whole.tokens_per_rank]
+    inputs = make_inputs(setup.shape, whole.tokens_per_rank, request.seed)
+    routing = Routing(
+        whole.name,
+        tuple(ids[chosen] for ids, chosen in zip(whole.expert_ids, rows, strict=True)),
+        tuple(weights[chosen] for weights, chosen in zip(whole.weights, rows, strict=True)),
+    )
+    sampled = [part[chosen] for part, chosen in zip(inputs, rows, strict=True)]
+    experts = experts_of(setup.shape)
+    return (
+        oracle_fp32(setup.shape, sampled, routing, experts, request.activation),
+        oracle_quantized(setup.shape, sampled, routing, experts, request.activation, request.wire),
+    )
 
 
 # --------------------------------------------------------------------------------------- on a rank
@@ -113,7 +130,7 @@ def make_layer(setup: Setup, request: Request, heap: SymmetricHeap, weights: Any
         heap.rank,
         heap,
         weights,
-        setup.capacity(request.tokens),
+        setup.capacity,
         config=request.config,
         activation=request.activation,
         wire=request.wire,

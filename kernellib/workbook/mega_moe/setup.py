@@ -29,8 +29,8 @@ from kernellib.ops.mega_moe.weights import (
 )
 
 SMALL_SHAPE = MegaMoEShape(16, 128, 128, 4)
-# Of the reported table, those whose tuned configurations differ when scaled to a small device.
-QUICK_BUCKETS = (1, 64, 128, 512, 2048, 8192)
+# The ends of the tuned table: decode; two-stage weights, persistent and strided, in ready order.
+QUICK_BUCKETS = (1, 8192)
 REPORTED_BUCKETS = tuple(bucket for bucket in BUCKETS if bucket <= 8192 and bucket != 4)
 WEIGHT_SEED = 123
 EMULATED_TOKENS = 4  # a bucket's configuration runs on the emulator with at most this many tokens a rank
@@ -66,9 +66,11 @@ class Setup:
         """Tokens a rank gets for a bucket."""
         return min(bucket, self.token_limit)
 
-    def capacity(self, tokens: int) -> int:
-        """The smallest power of two that holds ``tokens``."""
-        return 1 << max(tokens - 1, 0).bit_length()
+    @property
+    def capacity(self) -> int:
+        """Most tokens of a rank in any run, a power of two: one for all, so that kernels are shared."""
+        most = self.token_limit if self.is_emulated else max(map(self.tokens, self.buckets))
+        return 1 << (most - 1).bit_length()
 
     def tuned(self, bucket: int) -> MegaMoEConfig:
         """The tuned table's entry, on this shape and device."""
