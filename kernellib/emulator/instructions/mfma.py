@@ -47,14 +47,29 @@ def _dense(shape: Shape, types: tuple[ItemType, ItemType]) -> Callable[..., Arra
     def function(
         a: Array, b: Array, c: Array, *, mode: FloatMode, cbsz: int, abid: int, blgp: int, clamp: bool
     ) -> Array:
-        if types[0] is F64 and (cbsz or abid):
-            raise UnsupportedOperandError("cbsz and abid have no meaning for f64 operands")
         if cbsz > 4 or abid >= 1 << cbsz or blgp > 7:
             raise UnsupportedOperandError(f"cbsz:{cbsz} abid:{abid} blgp:{blgp} is not a legal broadcast")
         result = matrix.mfma(
             _words(a, counts[0]), _words(b, counts[1]), _full(c, shape.num_outputs), shape, types=types,
             cbsz=cbsz, abid=abid, blgp=blgp, saturate=mode.fp16_overflow or (clamp and types[0] is I8),
             flush_inputs=not mode.denorm32 & 1,
+        )  # fmt: skip
+        return result[0] if shape.num_outputs == 1 else result
+
+    return function
+
+
+def _dense_f64(shape: Shape) -> Callable[..., Array]:
+    counts = (F64.num_registers(shape, shape.m), F64.num_registers(shape, shape.n))
+
+    def function(a: Array, b: Array, c: Array, *, neg: tuple[int, ...] | int) -> Array:
+        """`neg:[a,b,c]` negates the operands; the encoding's BLGP bits, which LLVM prints so (7.1.6.4)."""
+        signs = neg if isinstance(neg, tuple) else ()
+        if len(signs) not in (0, 3) or any(bit not in (0, 1) for bit in signs):
+            raise UnsupportedOperandError(f"neg:{list(signs)} wants three bits")
+        result = matrix.mfma(
+            _words(a, counts[0]), _words(b, counts[1]), _full(c, shape.num_outputs), shape, types=(F64, F64),
+            blgp=sum(bit << place for place, bit in enumerate(signs)),
         )  # fmt: skip
         return result[0] if shape.num_outputs == 1 else result
 
@@ -69,7 +84,8 @@ def _define_dense(name: str, shape: Shape, accumulator: str, types: tuple[ItemTy
     output = _registers(accumulator, shape.num_outputs)
     define_vector(
         name, f"{_registers(item, counts[0])}, {_registers(item, counts[1])}, {output} -> {output}",
-        _dense(shape, types), ignores_exec=True, cross_lane=True, kind="mfma", flops=shape.flops,
+        _dense_f64(shape) if types[0] is F64 else _dense(shape, types),
+        ignores_exec=True, cross_lane=True, kind="mfma", flops=shape.flops,
     )  # fmt: skip
 
 

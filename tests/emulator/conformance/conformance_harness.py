@@ -68,8 +68,8 @@ class Halves:
     """Two results of a float format side by side (any quiet NaN matches a NaN)."""
 
     fmt: ref.Format
-    low: int
-    high: int
+    low: int | OneOf
+    high: int | OneOf
 
 
 Expected = int | Within | OneOf | Halves

@@ -123,7 +123,7 @@ def memory_cases() -> list[AtomicCase]:
                 rows.append(
                     AtomicCase(
                         f"{space}_atomic_{name}{suffix}",
-                        ("no return", "sc0"),
+                        ("no return", "sc0", "device and system scope"),
                         "value, returned old value, collisions",
                         space=space,
                         kind=f"u{bits}",
@@ -135,7 +135,7 @@ def memory_cases() -> list[AtomicCase]:
             rows.append(
                 AtomicCase(
                     f"{space}_atomic_{name}",
-                    ("no return", "sc0"),
+                    ("no return", "sc0", "device and system scope"),
                     "rounding, NaN, subnormals",
                     space=space,
                     kind=kind,
@@ -184,14 +184,14 @@ def data_registers(case: AtomicCase, data: list[int]) -> tuple[dict[int, Any], s
     return registers, "v8" if count == 1 else f"v[8:{7 + count}]"
 
 
-def instruction(case: AtomicCase, data: str, returns: bool) -> str:
+def instruction(case: AtomicCase, data: str, returns: bool, scope: str = "") -> str:
     """Text of the atomic; the result goes to v[20:21], or over the data for buffers."""
     result = "v20" if case.bits == 32 else "v[20:21]"
     if case.space == "buffer":
-        return f"{case.mnemonic} {data}, v2, s[4:7], 0 offen{' sc0' if returns else ''}"
+        return f"{case.mnemonic} {data}, v2, s[4:7], 0 offen{' sc0' if returns else ''}{scope}"
     address = "v[2:3]"
     base = f"{case.mnemonic} {result + ', ' if returns else ''}{address}, {data}"
-    return base + (", off" if case.space == "global" else "") + (" sc0" if returns else "")
+    return base + (", off" if case.space == "global" else "") + (" sc0" if returns else "") + scope
 
 
 def launch(
@@ -201,6 +201,7 @@ def launch(
     data: list[int],
     returns: bool,
     num_records: int = 1 << 20,
+    scope: str = "",
 ) -> Any:
     """Run the atomic once on every active lane."""
     registers, operand = data_registers(case, data)
@@ -209,7 +210,7 @@ def launch(
         if case.space == "buffer"
         else address_registers([memory.data_ptr() + o for o in offsets], 2)
     )
-    text = instruction(case, operand, returns)
+    text = instruction(case, operand, returns, scope)
     return run_with_memory(
         memory,
         f"{text}\n{WAIT}",
@@ -238,7 +239,8 @@ def test_atomic(case: AtomicCase) -> None:
         order = [o // size for o in offsets]
         returns = round_index % 2 == 1
         memory = memory_of([old[order.index(w)] if w in order else 0 for w in range(LANES)], case.bits)
-        result = launch(case, memory, offsets, data, returns)
+        scope = ("", "", " sc1", " sc1 nt")[round_index]  # of this device, and of the whole system
+        result = launch(case, memory, offsets, data, returns, scope=scope)
         after = words_of(memory, case.bits)
         got_back = returned(case, result)
         for lane in range(LANES):

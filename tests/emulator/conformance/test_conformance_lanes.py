@@ -191,6 +191,57 @@ def test_mbcnt() -> None:
     assert lane_list(result, 3) == list(range(LANES))
 
 
+def test_ballot_and_prefix_count() -> None:
+    """What compilers make of a ballot: a compare into an SGPR pair, its population, a lane's rank in it."""
+    keys = np.array([(7 * n) % 16 for n in range(LANES)], dtype=np.uint32)
+    text = """v_cmp_gt_u32_e64 s[4:5], 5, v1
+s_bcnt1_i32_b64 s6, s[4:5]
+s_ff1_i32_b64 s7, s[4:5]
+v_mbcnt_lo_u32_b32 v2, s4, 0
+v_mbcnt_hi_u32_b32 v2, s5, v2
+v_readlane_b32 s8, v1, s7"""
+    result = run(text, vgprs={1: keys, 2: OLD}, exec_mask=EXEC_WITH_HOLES)
+    chosen = [n for n in range(LANES) if EXEC_WITH_HOLES >> n & 1 and keys[n] < 5]
+    assert result.sgpr(4) | result.sgpr(5) << 32 == sum(1 << n for n in chosen)
+    assert (result.sgpr(6), result.sgpr(7), result.sgpr(8)) == (len(chosen), chosen[0], int(keys[chosen[0]]))
+    ranks = [sum(c < n for c in chosen) if EXEC_WITH_HOLES >> n & 1 else int(OLD[n]) for n in range(LANES)]
+    assert lane_list(result, 2) == ranks
+
+
+SCAN = "\n".join(
+    f"v_add_u32_dpp v1, v1, v1 {control} bank_mask:0xf\ns_nop 1"
+    for control in (
+        *(f"row_shr:{n} row_mask:0xf" for n in (1, 2, 4, 8)),
+        "row_bcast:15 row_mask:0xa",
+        "row_bcast:31 row_mask:0xc",
+    )
+)
+
+
+def test_dpp_scan_of_a_wave() -> None:
+    """The prefix sum by six DPP additions, and the total by v_readlane of lane 63."""
+    result = run(SCAN + "\nv_readlane_b32 s4, v1, 63", vgprs={1: VALUES})
+    assert lane_list(result, 1) == np.cumsum(VALUES).tolist()
+    assert result.sgpr(4) == int(VALUES.sum())
+
+
+def test_dpp_reduction_by_xor_steps() -> None:
+    """Maximum over a row: quad_perm twice, then half mirror and mirror."""
+    controls = ("quad_perm:[1,0,3,2]", "quad_perm:[2,3,0,1]", "row_half_mirror", "row_mirror")
+    keys = np.array([(37 * n) % 64 for n in range(LANES)], dtype=np.uint32)
+    text = "\n".join(f"v_max_u32_dpp v1, v1, v1 {c} row_mask:0xf bank_mask:0xf\ns_nop 1" for c in controls)
+    want = [int(keys[n // 16 * 16 : n // 16 * 16 + 16].max()) for n in range(LANES)]
+    assert lane_list(run(text, vgprs={1: keys}), 1) == want
+
+
+def test_sign_of_a_dpp_source_applies_after_the_move() -> None:
+    """A lane without source reads 0 under bound_ctrl, and its negation is -0."""
+    ones = np.full(LANES, 0x3F800000, np.uint32)
+    text = "v_mul_f32_dpp v0, -v1, v2 row_shr:1 row_mask:0xf bank_mask:0xf bound_ctrl:1"
+    got = lane_list(run(text, vgprs={0: OLD, 1: ones, 2: ones}), 0)
+    assert got == [0x80000000 if n % 16 == 0 else 0xBF800000 for n in range(LANES)]
+
+
 PERMUTE_CASES = [
     Case("ds_bpermute_b32", ("offset",), "reads lane addr/4 modulo 64; an inactive source gives 0"),
     Case("ds_permute_b32", ("offset",), "writes lane addr/4 modulo 64; the highest writer wins"),

@@ -347,6 +347,8 @@ BUFFER_FORMS = (
     BufferForm("v2, s[4:7], s8", "offen offset:12", 64, 0, RAW_BYTES),
     BufferForm("v2, s[4:7], 0", "offen offset:4095", 0, 0, 2**32 - 1),
     BufferForm("off, s[4:7], s8", "offset:20", 64, 0, RAW_BYTES),
+    BufferForm("v2, s[4:7], 0", "offen nt", 0, 0, RAW_BYTES),
+    BufferForm("v2, s[4:7], 0", "offen offset:4 sc0 sc1", 0, 0, RAW_BYTES),
     BufferForm("v2, s[4:7], 0", "idxen offset:4", 0, 24, 30),
     BufferForm("v[2:3], s[4:7], s8", "idxen offen offset:4", 64, 24, 30),
 )
@@ -355,7 +357,7 @@ BUFFER_FORMS = (
 def buffer_lanes(form: BufferForm, step: int) -> tuple[dict[int, Any], list[tuple[int, int, bool]]]:
     """Address VGPRs, and per lane (byte address from the base, checked offset, index in range)."""
     places = scattered(step)
-    instruction = int(form.modifiers.split("offset:")[1]) if "offset:" in form.modifiers else 0
+    instruction = int(form.modifiers.split("offset:")[1].split()[0]) if "offset:" in form.modifiers else 0
     indices = [p // step for p in places]
     inner = [4 * (lane % 3) for lane in range(LANES)]
     lanes = []
@@ -526,34 +528,42 @@ def test_global_load_to_lds(case: Case, exec_mask: int) -> None:
 
 
 BUFFER_TO_LDS = [
-    Case("buffer_load_dword", ("lds",), "direct to LDS"),
-    Case("buffer_load_dwordx4", ("lds",), "direct to LDS"),
+    Case(f"buffer_load_{k}", ("lds",), "direct to LDS: extension, M0 + offset + lane * 4 (16 for x3, x4)")
+    for k in ("ubyte", "sbyte", "ushort", "sshort", "dword", "dwordx3", "dwordx4")
 ]
 
 
 @pytest.mark.parametrize("case", implemented(BUFFER_TO_LDS), ids=case_id)
-def test_buffer_load_to_lds(case: Case) -> None:
-    size = 16 if case.mnemonic.endswith("x4") else 4
+@pytest.mark.parametrize("exec_mask", [FULL_EXEC, EXEC_WITH_HOLES])
+def test_buffer_load_to_lds(case: Case, exec_mask: int) -> None:
+    """The SGPR offset is 64 bytes; some lanes are past the end and write zeros."""
+    size, signed = WIDTHS[case.mnemonic.split("_load_")[1]]
+    step, unit = 16 if size > 4 else 4, min(size, 4)
     memory = pattern(4096)
-    data, offsets = bytes(memory.tolist()), scattered(size)
+    data, offsets = bytes(memory.tolist()), scattered(max(size, 4))
+    num_records = 32 + 48 * max(size, 4)
     text = f"{case.mnemonic} v2, s[4:7], s8 offen offset:32 lds\n{WAIT}"
     result = run_with_memory(
         memory,
         text,
         vgprs={2: np.array(offsets, np.uint32)},
-        sgprs=descriptor(memory.data_ptr(), 32 + 48 * size) | {8: 64},
+        sgprs=descriptor(memory.data_ptr(), num_records) | {8: 64},
         m0=128,
         lds=np.full(2048, 0x77, np.uint8),
+        exec_mask=exec_mask,
     )
     got = np.asarray(result.lds).view(np.uint8).reshape(-1)[:2048]
     want = np.full(2048, 0x77, np.uint8)
     for lane in range(LANES):
-        at = 128 + 32 + lane * size
-        for piece in range(0, size, 4):
+        if not exec_mask >> lane & 1:
+            continue
+        at = 128 + 32 + lane * step
+        for piece in range(0, size, unit):
             checked, place = 32 + offsets[lane] + piece, slice(at + piece, at + piece + 4)
-            raw = data[checked + 64 : checked + 68] if checked + 4 <= 32 + 48 * size else bytes(4)
-            if checked + 4 + 64 > 32 + 48 * size >= checked + 4 and not got[place].any():
-                raw = bytes(4)  # only counting the SGPR offset puts it out of range: disputed, see `in_range`
+            part = MemoryCase("", num_bytes=unit, signed=signed)
+            raw = loaded(data, checked + 64, part)[0].to_bytes(4, "little")
+            if checked + unit > num_records or (checked + unit + 64 > num_records and not got[place].any()):
+                raw = bytes(4)  # past the end, or so if the SGPR offset counts: disputed, see `in_range`
             want[place] = np.frombuffer(raw, np.uint8)
     assert np.flatnonzero(got != want).tolist() == []
 

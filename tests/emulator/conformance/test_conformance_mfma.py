@@ -273,6 +273,79 @@ def addend_bits(rng: Any, wave: int) -> int:
     return bits if wave >= 2 else bits & 0x807FFFFF | (127 + rng.randint(-16, 16)) << 23
 
 
+@pytest.mark.parametrize("case", implemented([c for c in CASES if "_f64_" in c.mnemonic]), ids=case_id)
+def test_f64_operands_negated(case: MatrixCase) -> None:
+    """neg:[a,b,c] flips the signs of A, B and C."""
+    shape, a, b, a_values, b_values, c, c_values = operands(case.mnemonic)
+    vgprs: dict[int, Any] = {}
+    a_text = place(vgprs, 0, matrix.pack_source(shape, a, 64))
+    b_text = place(vgprs, 16, matrix.pack_source(shape, b, 64))
+    c_text = place(vgprs, 32, matrix.pack_result(shape, c))
+    products, size = np.einsum("bik,bjk->bij", a_values, b_values), 2 * shape.result_items
+    for bits in range(8):
+        signs = [bits >> i & 1 for i in range(3)]
+        neg = f" neg:[{','.join(map(str, signs))}]" if bits else ""
+        text = f"{case.mnemonic} v[64:{63 + size}], v{a_text}, v{b_text}, v{c_text}{neg}\ns_nop 15\ns_nop 15"
+        got = read(run(text, vgprs=vgprs).vgpr, shape, 64)
+        want = (-1) ** (signs[0] + signs[1]) * products + (-1) ** signs[2] * c_values
+        assert np.array_equal(got, result_bits(shape, want)), text
+
+
+# CDNA4 ISA 7.1.6: CBSZ makes groups of 64 >> CBSZ lanes, all of which read A from group ABID; BLGP picks the
+# lanes from which B is read.
+B_LANES: tuple[Callable[[int], int], ...] = (
+    lambda n: n, lambda n: n % 32, lambda n: 32 + n % 32, lambda n: (n + 16) % 64,
+    lambda n: n % 16, lambda n: 16 + n % 16, lambda n: 32 + n % 16, lambda n: 48 + n % 16,
+)  # fmt: skip
+BROADCASTS = (
+    (1, 1, 0),
+    (2, 3, 5),
+    (4, 9, 0),
+    (0, 0, 1),
+    (0, 0, 2),
+    (0, 0, 3),
+    (0, 0, 4),
+    (3, 6, 6),
+    (0, 0, 7),
+)
+
+
+@pytest.mark.parametrize("case", implemented([c for c in CASES if "_f64_" not in c.mnemonic]), ids=case_id)
+def test_broadcasts(case: MatrixCase) -> None:
+    """CBSZ, ABID and BLGP: the same as permuting the lanes of the source registers beforehand."""
+    shape, a, b, _, _, c, _ = operands(case.mnemonic)
+    _, fmt_a, fmt_b = matrix.parse(case.mnemonic)
+    sources: dict[int, Any] = {}
+    a_text = place(sources, 0, matrix.pack_source(shape, a, bits_of(fmt_a)))
+    b_text = place(sources, 16, matrix.pack_source(shape, b, bits_of(fmt_b)))
+    c_registers: dict[int, Any] = {}
+    c_text = place(c_registers, 32, matrix.pack_result(shape, c))
+    size = shape.result_items
+    end = f"v{a_text}, v{b_text}, v{c_text}"
+    waves = len(BROADCASTS)
+    permuted: dict[int, Any] = {}
+    lanes = np.arange(LANES)
+    for index, values in sources.items():
+        rows = []
+        for cbsz, abid, blgp in BROADCASTS:
+            group = LANES >> cbsz
+            a_lanes, b_lanes = abid * group + lanes % group, np.array([B_LANES[blgp](n) for n in lanes])
+            rows.append(values[a_lanes if index < 16 else b_lanes])
+        permuted[index] = np.stack(rows)
+    plain = run(
+        f"{case.mnemonic} v[64:{63 + size}], {end}\ns_nop 15\ns_nop 15",
+        vgprs=permuted | {i: np.broadcast_to(v, (waves, LANES)).copy() for i, v in c_registers.items()},
+        num_waves=waves,
+    )
+    for wave, (cbsz, abid, blgp) in enumerate(BROADCASTS):
+        names = (("cbsz", cbsz), ("abid", abid), ("blgp", blgp))
+        suffix = "".join(f" {name}:{value}" for name, value in names if value)
+        text = f"{case.mnemonic} v[64:{63 + size}], {end}{suffix}"
+        got = read(run(f"{text}\ns_nop 15\ns_nop 15", vgprs=sources | c_registers).vgpr, shape, 64)
+        want = read(lambda i, w=wave: np.asarray(plain.vgpr(i)).reshape(waves, LANES)[w], shape, 64)
+        assert np.array_equal(got, want), text
+
+
 @pytest.mark.parametrize("case", implemented([c for c in CASES if "_i8" in c.mnemonic]), ids=case_id)
 def test_integer_sums_wrap(case: MatrixCase) -> None:
     """Without clamp the 32-bit sum drops its carry."""

@@ -112,7 +112,8 @@ def unpacking() -> list[VectorCase]:
             op_sel = f"op_sel:[{byte & 1},{byte >> 1},0]" if byte else ""
             rows.append(
                 row(f"v_cvt_scalef32_f32_{name}", "b32 f32 -> f32", unpack(fmt, F32, 8 * byte, 1),
-                    checks="byte by op_sel; scale", suffix=op_sel, scalar=False, modifiers=False, source=ISA, count=256)
+                    checks="byte by op_sel; scale", suffix=op_sel, scalar=False, modifiers=False,
+                    source=ISA, count=256)
             )  # fmt: skip
             high = byte >> 1
             rows.append(
