@@ -30,6 +30,29 @@ def from_f32(x: Array) -> Array:
     return np.asarray(rounded.astype(np.uint16))
 
 
+def pack_f32(low: Array, high: Array) -> Array:
+    """`from_f32` of two operands as uint32, `low` in bits 15:0."""
+    low, high = np.broadcast_arrays(low, high)
+    if np.isnan(low).any() or np.isnan(high).any():
+        return from_f32(low).astype(np.uint32) | (from_f32(high).astype(np.uint32) << np.uint32(16))
+    result = _rounded(high)
+    result &= np.uint32(0xFFFF0000)
+    lower = _rounded(low)
+    lower >>= np.uint32(16)
+    result |= lower
+    return result
+
+
+def _rounded(x: Array) -> Array:
+    """float32 bits with the rounding to the upper half added: no NaNs, low half left to cut off."""
+    words = np.ascontiguousarray(x).view(np.uint32).reshape(x.shape)
+    result = words >> np.uint32(16)
+    result &= np.uint32(1)
+    result += np.uint32(0x7FFF)
+    result += words
+    return result
+
+
 def from_f64(x: Array) -> Array:
     """bf16 bits of float64 values whose significand has at most 8 bits (a decoded fp8, fp6 or fp4 times a
     scale).

@@ -34,6 +34,19 @@ def _is_tiny(x: Array, fmt: FloatFormat) -> Array:
     return np.abs(x) < 2.0 ** (1 - fmt.bias)
 
 
+def _needs_no_scaling(denominator: Array, numerator: Array, fmt: FloatFormat) -> bool:
+    """Whether all operands are normal and so far from every limit that no case of `div_scale` can apply."""
+    den, num = _exponent(denominator, fmt), _exponent(numerator, fmt)
+    if den.min() < 1 or den.max() > 2 * fmt.bias - 4 or num.max() > 2 * fmt.bias:
+        return False
+    distance = num - den
+    return bool(
+        num.min() > _TINY_EXPONENT[fmt.name]
+        and distance.max() < _NEAR_OVERFLOW[fmt.name]
+        and distance.min() > 4 - fmt.bias
+    )
+
+
 def div_scale(chosen: Array, denominator: Array, numerator: Array) -> tuple[Array, Array]:
     """v_div_scale_f32/f64: scale one operand of numerator / denominator.
 
@@ -48,6 +61,9 @@ def div_scale(chosen: Array, denominator: Array, numerator: Array) -> tuple[Arra
     """
     fmt = format_of(chosen)
     up = np.int32(_SCALE[fmt.name])
+    if _needs_no_scaling(denominator, numerator, fmt):
+        shape = np.broadcast_shapes(chosen.shape, denominator.shape, numerator.shape)
+        return quiet(np.broadcast_to(chosen, shape)), np.zeros(shape, np.bool_)
     chosen, denominator, numerator = np.broadcast_arrays(chosen, denominator, numerator)
     with np.errstate(all="ignore"):
         wide = np.dtype(np.float64 if fmt.name == "f32" else np.longdouble)
@@ -123,6 +139,16 @@ def _exact(a: float, b: float, c: float, power: int) -> float:
         return math.inf if value > 0 else -math.inf
 
 
+def _is_plain_quotient(quotient: Array, denominator: Array, numerator: Array, fmt: FloatFormat) -> bool:
+    """Whether all operands are normal and no quotient is a NaN or certain to underflow."""
+    den, num = _exponent(denominator, fmt), _exponent(numerator, fmt)
+    largest = 2 * fmt.bias
+    if den.min() < 1 or num.min() < 1 or den.max() > largest or num.max() > largest:
+        return False
+    limit = _UNDERFLOW_DISTANCE.get(fmt.name, -2 * largest)
+    return bool((num - den).min() >= limit and not np.isnan(quotient).any())
+
+
 def div_fixup(quotient: Array, denominator: Array, numerator: Array) -> Array:
     """v_div_fixup_f16/f32/f64: the quotient with its sign, or the special value the operands call for.
 
@@ -132,6 +158,8 @@ def div_fixup(quotient: Array, denominator: Array, numerator: Array) -> Array:
     fmt = format_of(quotient)
     quotient, denominator, numerator = np.broadcast_arrays(quotient, denominator, numerator)
     sign = (bits_of(denominator) ^ bits_of(numerator)) & fmt.scalar(fmt.sign_mask)
+    if _is_plain_quotient(quotient, denominator, numerator, fmt):
+        return np.asarray(((bits_of(quotient) & fmt.scalar(fmt.sign_mask - 1)) | sign).view(fmt.dtype))
     inf = fmt.scalar(fmt.exponent_mask)
     nan = np.full(quotient.shape, fmt.default_nan, fmt.bits_dtype)
     zero_num, zero_den = numerator == 0, denominator == 0

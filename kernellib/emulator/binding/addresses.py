@@ -106,6 +106,15 @@ def gather_rows(allocation: Allocation, offsets: Array, row_bytes: int) -> Array
     return taken.view(np.uint32).reshape(len(offsets), -1)
 
 
+def scatter_rows(allocation: Allocation, offsets: Array, rows: Array) -> None:
+    """The inverse of `gather_rows`: rows uint32 [k, row_bytes / 4]; the last of equal ones wins."""
+    row_bytes = 4 * rows.shape[1]
+    target = np.lib.stride_tricks.as_strided(
+        allocation.bytes[:row_bytes].view(f"V{row_bytes}"), (allocation.size - row_bytes + 1,), (1,)
+    )
+    target[offsets] = rows.view(f"V{row_bytes}")[:, 0]
+
+
 class ByteStore(Protocol):
     """What gather and scatter need: an `Allocation`, the LDS of a cohort, its scratch memory."""
 

@@ -19,7 +19,14 @@ import numpy as np
 
 from kernellib.emulator.assembly import Instruction
 from kernellib.emulator.binding import sources as src
-from kernellib.emulator.binding.addresses import Resolver, gather, gather_rows, out_of_bounds, scatter
+from kernellib.emulator.binding.addresses import (
+    Resolver,
+    gather,
+    gather_rows,
+    out_of_bounds,
+    scatter,
+    scatter_rows,
+)
 from kernellib.emulator.binding.movers import RegisterMover, combine_atomic
 from kernellib.emulator.binding.sources import Array, BindContext, Fetch, refuse
 from kernellib.emulator.errors import MissingWaitError, OutOfBoundsError
@@ -91,8 +98,7 @@ def make_issue(plan: MemoryPlan, kind: PendingKind) -> Callable[[WaveGroup], Non
 
         def counted(g: WaveGroup) -> None:
             issue(g)
-            if g.cohort.lds_monitor is not None:
-                g.cohort.lds_monitor.count(g.waves)
+            g.cohort.lds_issued(g.waves)
 
         return counted
     return issue
@@ -254,12 +260,22 @@ def _store(plan: MemoryPlan, addresses: Fetch, issue: Callable[[WaveGroup], None
     mover = RegisterMover(plan.ctx, inst, definition, plan.data)
     resolver = Resolver(inst, size, "store")
     piece = mover.piece
+    lane_bytes = np.arange(64, dtype=np.int64) * size
 
     def step(g: WaveGroup) -> None:
         issue(g)
         address, waves, lanes = select_lanes(g, addresses(g))
         if not address.size:
             return
+        if waves is None and piece == 16:
+            first = address[:, :1]
+            if (address[:, 63:] - first == lane_bytes[63]).all() and (address - first == lane_bytes).all():
+                found = resolver.resolve_rows(g, first[:, 0], 64 * size)
+                if found is not None and found.writable:
+                    g.cohort.count("global", "store", inst.mnemonic, size, address, g)
+                    scatter_rows(found, first[:, 0] - found.base, mover.read_rows(g))
+                    g.cohort.launch.stores += 1
+                    return
         allocation = resolver.resolve(g, address, waves, lanes)
         g.cohort.count("global", "store", inst.mnemonic, size, address, g)
         flat = address.reshape(-1)

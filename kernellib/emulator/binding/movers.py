@@ -110,6 +110,10 @@ class RegisterMover:
             return [*self._read(g, self.words, waves, lanes), *self._read(g, self.second, waves, lanes)]
         return self._read(g, self.words, waves, lanes)
 
+    def read_rows(self, g: WaveGroup) -> Array:
+        """The data of every lane of a wave side by side: uint32 [n, 64 * registers], contiguous."""
+        return np.ascontiguousarray(g.views[self.words].transpose(1, 2, 0)).reshape(g.n, -1)
+
     def _read(self, g: WaveGroup, slot: int, waves: Array | None, lanes: Array | None) -> list[Array]:
         if self.size < 4:
             view = g.views[self.part16 if self.size == 2 else self.part8]

@@ -139,9 +139,9 @@ def _pair_writer(ctx: BindContext, kind: OperandType, row: int) -> Writer:
         bits = np.asarray(value)
         if bits.dtype.itemsize != 8:
             raise TypeError(f"instruction definition returned {bits.dtype}, its signature says {kind.base}")
-        bits = bits.view(np.uint64)
-        _store(g.views[low], bits.astype(np.uint32), lanes, U32)
-        _store(g.views[high], (bits >> np.uint64(32)).astype(np.uint32), lanes, U32)
+        halves = np.ascontiguousarray(bits).view(np.uint32).reshape(*bits.shape, 2)
+        _store(g.views[low], halves[..., 0], lanes, U32)
+        _store(g.views[high], halves[..., 1], lanes, U32)
 
     return Writer(write)
 

@@ -157,10 +157,12 @@ def fetch_pair(ctx: BindContext, row: int, dtype: np.dtype[Any]) -> Fetch:
 
     def fetch(g: WaveGroup) -> Array:
         views = g.views
-        value = views[high].astype(np.uint64)
-        value <<= np.uint64(32)
-        value |= views[low]
-        typed: Array = value.view(dtype)
+        lower = views[low]
+        # copies, not shifts: numpy sends arithmetic between types through buffers
+        halves = np.empty((*lower.shape, 2), np.uint32)
+        halves[..., 0] = lower
+        halves[..., 1] = views[high]
+        typed: Array = halves.view(dtype)[..., 0]
         return typed
 
     return fetch

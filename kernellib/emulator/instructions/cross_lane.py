@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -148,4 +149,12 @@ def swizzle_sources(offset: int) -> Array:
 def ds_swizzle_b32(value: Array, *, offset: int | str, exec_mask: Array) -> Array:
     """D = S0 of the lane that the offset's pattern names, within 32 lanes; an inactive source lane gives
     0."""
-    return _pull(value, swizzle_sources(parse_swizzle(offset)), exec_mask)
+    source = _swizzle(offset)
+    if exec_mask.all():
+        return np.take(value, source, axis=-1)
+    return _pull(value, source, exec_mask)
+
+
+@cache
+def _swizzle(offset: int | str) -> Array:
+    return swizzle_sources(parse_swizzle(offset))

@@ -141,7 +141,7 @@ def v_cvt_pkrtz_f16_f32(a: Array, b: Array) -> Array:
 @vector("v_cvt_pk_bf16_f32", "f32, f32 -> b32")
 def v_cvt_pk_bf16_f32(a: Array, b: Array) -> Array:
     """Two float32 to packed bf16, nearest even."""
-    return _pack16(bf16.from_f32(a), bf16.from_f32(b))
+    return bf16.pack_f32(a, b)
 
 
 @vector("v_cvt_sr_f16_f32", "f32, u32, old -> b32")
