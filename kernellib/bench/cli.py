@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line ``python -m kernellib.bench run | show | compare``.
+"""The command line ``python -m kernellib.bench run | show | compare | readme``.
 
 Exit status of ``run``: 0 the record is valid and every arm was right, 1 otherwise (the record is written all
 the same), 2 the command asked for what cannot be measured here. Of ``compare``: 0 no regression, 1
-regression, 2 the records do not compare.
+regression, 2 the records do not compare. Of ``readme --check``: 1 when README.md and the records differ.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from .errors import BenchError, MethodError, RecordError, RotationError, TimedInputsError
+from .errors import BenchError, MethodError, ReadmeError, RecordError, RotationError, TimedInputsError
 from .record import Record
 
 PROGRAM = "python -m kernellib.bench"
@@ -134,3 +134,23 @@ def compare(
     if outcome.exit_code:
         raise typer.Exit(outcome.exit_code)
     console.print(f"no regression beyond {tolerance:.1%}", highlight=False)
+
+
+@app.command()
+def readme(
+    root: Annotated[
+        Path, typer.Option(help="The checkout, with README.md and results.", file_okay=False)
+    ] = Path("."),
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 when it is stale.")] = False,
+) -> None:
+    """Write the README's measured figures from the records under results."""
+    from .readme import update  # noqa: PLC0415
+
+    try:
+        fresh = update(root, check=check)
+    except (OSError, ReadmeError, RecordError) as error:
+        raise _fail(error) from error
+    if check and not fresh:
+        _console().print("README.md differs from the records: run python -m kernellib.bench readme")
+        raise typer.Exit(EXIT_FAILED)
+    _console().print("README.md is up to date" if fresh else "README.md was rewritten")

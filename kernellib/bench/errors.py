@@ -23,3 +23,7 @@ class RotationError(ValueError):
 
 class RecordError(ValueError):
     """A record that is missing, is no JSON, or does not follow its schema."""
+
+
+class ReadmeError(ValueError):
+    """A README without the two markers between which measured figures go."""

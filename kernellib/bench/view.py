@@ -205,8 +205,8 @@ def _draw_times(axes: Any, record: Record) -> None:
         )
         axes.legend(loc="lower right")
     axes.set_yticks(range(len(timed)), [arm["name"] for arm in timed])
-    axes.invert_yaxis()
     axes.margins(x=0.15)
+    axes.set_ylim(len(timed) + 0.3, -0.6)  # from the top, with room for the legend under the last bar
     axes.set_xlabel("time per call (microseconds), p50 with p10 to p90")
     axes.set_title("Times (measured)")
 
@@ -224,7 +224,7 @@ def _draw_ratios(axes: Any, record: Record) -> None:
     axes.axvline(1.0, color="black", linewidth=1)
     axes.set_yticks(range(len(entries)), [f"{entry['reference']} / {entry['tested']}" for entry in entries])
     axes.invert_yaxis()
-    axes.set_xlabel("ratio of times: each trial, and the median over captures with its interval")
+    axes.set_xlabel("ratio of times: each trial,\nand the median over captures with its interval")
     axes.set_title("Paired ratios (measured)")
 
 

@@ -130,9 +130,10 @@ def test_production_chain_agrees_with_the_oracle(kind: InputKind) -> None:
 
 
 def test_the_tie_of_make_inputs_0() -> None:
-    """Output 5089 of seed 0, which an H200 gave two units off: its sum is 0.49998 units away from p.
+    """Output 5089 of seed 0, by all signs the one that an H200 gave two units off: see results.
 
-    One part in 2^24 of the sum turns p, and p + shared is a tie: -0.796875 and -0.7890625 are both right.
+    Its exact sum is 0.49998 units from p. One part in 2^24 of the sum turns p, and p + shared is a tie:
+    -0.796875 and -0.7890625 are both right.
     """
     inputs = make_inputs(0)
     p, y = oracle_f64(*inputs, EPS)
