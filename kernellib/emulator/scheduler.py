@@ -25,6 +25,7 @@ from kernellib.emulator.waits import Outstanding, WaitState
 if TYPE_CHECKING:
     from kernellib.emulator.assembly import Instruction
     from kernellib.emulator.launch import Launch
+    from kernellib.emulator.relaxed.lds import LdsDelay
     from kernellib.emulator.relaxed.pending import VectorQueue
     from kernellib.emulator.sanitizers.lds import LdsMonitor
 
@@ -42,6 +43,7 @@ class Cohort:
     queue: VectorQueue  # vector memory operations under way
     threads: Array  # numbers of the waves among all that run
     lds_monitor: LdsMonitor | None = None
+    lds_delay: LdsDelay | None = None
 
     def __init__(self, launch: Launch, first: int, count: int) -> None:
         bound = launch.bound
@@ -137,6 +139,9 @@ class Cohort:
 
     def _met(self, free: Array) -> None:
         """The waves of some workgroups, all that live, have met at a barrier (a hook)."""
+
+    def lds_issued(self, waves: Array) -> None:
+        """Some waves have issued an operation that lgkmcnt counts (a hook)."""
 
     def finish(self) -> None:
         """Every wave has ended (a hook for cohorts that keep more than registers)."""

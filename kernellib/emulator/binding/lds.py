@@ -112,8 +112,7 @@ def bind_exchange(ctx: BindContext, inst: Instruction, definition: AluDef) -> tu
         compute(g)
         g.waits.issue(operation)
         g.pending |= mask
-        if g.cohort.lds_monitor is not None:
-            g.cohort.lds_monitor.count(g.waves)
+        g.cohort.lds_issued(g.waves)
 
     return step, touched
 
@@ -171,7 +170,12 @@ def _store(
         for mover, offset in zip(movers, offsets, strict=True):
             place = place_in_lds(g, inst, local + offset, one, waves, lanes, "store").reshape(-1)
             for number, items in enumerate(mover.read(g, waves, lanes)):
-                scatter(g.cohort.lds, place + number * piece if number else place, items)
+                target = place + number * piece if number else place
+                if g.cohort.lds_delay is not None:
+                    owner = np.repeat(g.waves, 64) if waves is None else g.waves[waves]
+                    g.cohort.lds_delay.store(owner, target, items)
+                else:
+                    scatter(g.cohort.lds, target, items)
         g.cohort.launch.stores += 1
 
     return step

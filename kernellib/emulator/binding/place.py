@@ -47,6 +47,8 @@ def place_in_lds(
     placed: Array = local + (base[:, None] if waves is None else base[waves])
     if cohort.lds_in_flight is not None:
         _check_landed(g, inst, placed, local, size, waves, lanes)
+    if cohort.lds_delay is not None and verb != "store":
+        cohort.lds_delay.flush(g.waves)
     if cohort.lds_monitor is not None:
         cohort.lds_monitor.access(g, inst, placed, local, size, verb, waves, lanes)
     return placed

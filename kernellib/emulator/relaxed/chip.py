@@ -54,6 +54,7 @@ class Temper:
     evict: float  # a dirty line of an L2 leaves at a tick
     forget: float  # a clean line leaves at a tick
     stale: float  # caches have copies of lines that are about to change
+    late: float  # a load, or an LDS store, is put off until a wait
 
     @classmethod
     def draw(cls, rng: np.random.Generator) -> Temper:
@@ -64,6 +65,7 @@ class Temper:
             evict=float(rng.choice([0.002, 0.02, 0.2])),
             forget=float(rng.choice([0.002, 0.02, 0.2])),
             stale=float(rng.choice([0.5, 0.9, 1.0])),
+            late=float(rng.choice([0.0, 0.3, 0.9])),
         )
 
 

@@ -104,9 +104,15 @@ def wait(g: WaveGroup, vmcnt: int | None, lgkmcnt: int | None) -> None:
     if vmcnt is not None:
         if vmcnt == 0 and cohort.launch.monitor is not None:
             cohort.launch.monitor.waited(cohort, g.waves)
-        cohort.queue.wait(g.waves, vmcnt)
-    if lgkmcnt is not None and cohort.lds_monitor is not None:
-        cohort.lds_monitor.wait(g.waves, lgkmcnt)
+        cohort.queue.wait(g, vmcnt)
+    if lgkmcnt is not None:
+        if lgkmcnt == 0 and cohort.queue.loads:
+            # within a workgroup a release is this wait alone: its loads come before what others do next
+            cohort.queue.catch_up(g)
+        if cohort.lds_monitor is not None:
+            cohort.lds_monitor.wait(g.waves, lgkmcnt)
+        if cohort.lds_delay is not None:
+            cohort.lds_delay.wait(g.waves, lgkmcnt)
 
 
 __all__ = ["buffer_step", "cache_step", "global_step", "read_scalar", "scope_level", "wait"]

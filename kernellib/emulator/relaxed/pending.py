@@ -5,11 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kernellib.emulator.relaxed.chip import CUS_PER_XCD
+
+if TYPE_CHECKING:
+    from kernellib.emulator.binding.movers import RegisterMover
+    from kernellib.emulator.memory import Allocation
+    from kernellib.emulator.state import WaveGroup
 
 Array = np.ndarray[Any, Any]
 
@@ -59,6 +64,44 @@ class WriteBack:
         return bool(len(self.wave))
 
 
+@dataclass(eq=False)
+class Loads:
+    """A load that takes its values later than it was issued: one element per lane."""
+
+    wave: Array
+    sequence: Array
+    lanes: Array
+    cu: Array
+    allocation: Allocation
+    offsets: Array
+    size: int
+    level: int
+    mover: RegisterMover
+    mask: int  # registers (waits.py) that it writes
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Lowest address, and the one past the highest."""
+        base = self.allocation.base
+        return base + int(self.offsets.min()), base + int(self.offsets.max()) + self.size
+
+    def perform(self, chip: Any, which: Array, g: WaveGroup) -> None:
+        """Read memory and write the registers of the elements where `which`, whose waves are in `g`."""
+        offsets, cu = self.offsets[which], self.cu[which]
+        piece = self.mover.piece
+        items = [
+            chip.load(self.allocation, offsets + shift, piece, cu, self.level)
+            for shift in range(0, self.size, piece)
+        ]
+        self.mover.write(g, items, np.searchsorted(g.waves, self.wave[which]), self.lanes[which])
+
+    def keep(self, which: Array) -> bool:
+        """Forget the other elements; False when none is left."""
+        self.wave, self.sequence, self.lanes = self.wave[which], self.sequence[which], self.lanes[which]
+        self.cu, self.offsets = self.cu[which], self.offsets[which]
+        return bool(len(self.wave))
+
+
 class VectorQueue:
     """Vector memory operations of a cohort's waves that no wait has covered yet, in order of issue."""
 
@@ -67,6 +110,38 @@ class VectorQueue:
         self.issued = np.zeros(num_waves, np.int64)
         self.covered = np.zeros(num_waves, np.int64)
         self.records: list[Stores | WriteBack] = []
+        self.loads: list[Loads] = []
+
+    def put_off(self, load: Loads) -> None:
+        """Let a load wait for the values that memory will have later."""
+        load.sequence = self.issued[load.wave]
+        self.loads.append(load)
+
+    def late(self) -> bool:
+        """Whether the next load is put off."""
+        chip = self.chip
+        return not chip.direct and chip.temper.late > 0 and bool(chip.rng.random() < chip.temper.late)
+
+    def before(self, g: WaveGroup, address: Array, size: int, mask: int = 0) -> None:
+        """A group is about to access memory, or to load into registers of `mask`: what it has put off and
+        touches the same is done first, as a wave's accesses to one address keep their order.
+        """
+        low, high = int(address.min()), int(address.max()) + size
+        for load in list(self.loads):
+            first, last = load.span
+            if (first < high and low < last) or load.mask & mask:
+                self._load(load, np.isin(load.wave, g.waves), g)
+
+    def catch_up(self, g: WaveGroup) -> None:
+        """Do everything that a group has put off."""
+        for load in list(self.loads):
+            self._load(load, np.isin(load.wave, g.waves), g)
+
+    def _load(self, load: Loads, which: Array, g: WaveGroup) -> None:
+        if which.any():
+            load.perform(self.chip, which, g)
+            if which.all() or not load.keep(~which):
+                self.loads.remove(load)
 
     def add_stores(self, waves: Array, cu: Array, lines: Array) -> None:
         """Enter stores of `waves` (one element per lane) to `lines`; some are performed at once."""
@@ -87,10 +162,12 @@ class VectorQueue:
                     return
         self.records.append(record)
 
-    def wait(self, waves: Array, newest: int) -> None:
-        """Perform all but the `newest` operations of each wave."""
-        covered = self.covered
+    def wait(self, g: WaveGroup, newest: int) -> None:
+        """Perform all but the `newest` operations of each wave of a group."""
+        covered, waves = self.covered, g.waves
         covered[waves] = np.maximum(covered[waves], self.issued[waves] - newest)
+        for load in list(self.loads):
+            self._load(load, np.isin(load.wave, waves) & (load.sequence <= covered[load.wave]), g)
         self._perform(lambda record: record.sequence <= covered[record.wave])
 
     def finish(self) -> None:
@@ -130,4 +207,4 @@ class VectorQueue:
         self.records = left
 
 
-__all__ = ["Stores", "VectorQueue", "WriteBack"]
+__all__ = ["Loads", "Stores", "VectorQueue", "WriteBack"]

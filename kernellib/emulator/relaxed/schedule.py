@@ -9,6 +9,7 @@ import numpy as np
 
 from kernellib.emulator.dispatcher import Dispatcher
 from kernellib.emulator.relaxed.chip import CUS_PER_XCD, NUM_CUS, NUM_XCDS, Chip
+from kernellib.emulator.relaxed.lds import LdsDelay
 from kernellib.emulator.relaxed.pending import VectorQueue
 from kernellib.emulator.sanitizers.cohort import InstrumentedCohort, InstrumentedDispatcher
 from kernellib.emulator.scheduler import Cohort
@@ -33,6 +34,8 @@ class RelaxedCohort(InstrumentedCohort):
         self.placed = placed
         self.cu = placed[self.slot]
         self.xcd = self.cu // CUS_PER_XCD % NUM_XCDS
+        if launch.lds_bytes:
+            self.lds_delay = LdsDelay(chip, self.lds, self.num_waves)
         self.color = colors(chip.rng, self.slot, self.wave_idx)
         everyone = self.groups[0]
         present = np.unique(self.color)
@@ -69,6 +72,8 @@ class RelaxedCohort(InstrumentedCohort):
                 if g not in self.groups or g.state != "run" or g.sleeping or budget <= 0:
                     break
             self.queue.tick()
+            if self.lds_delay is not None:
+                self.lds_delay.tick()
             if rng.random() < 0.2:
                 self.chip.tick()
 

@@ -18,6 +18,7 @@ from kernellib.emulator.binding.sources import Array, Fetch
 from kernellib.emulator.errors import OutOfBoundsError
 from kernellib.emulator.operands import M0, Operand
 from kernellib.emulator.relaxed.chip import AGENT, L2, SYSTEM
+from kernellib.emulator.relaxed.pending import Loads
 from kernellib.emulator.sanitizers.monitor import Access
 from kernellib.emulator.state import WaveGroup
 from kernellib.emulator.waits import Outstanding
@@ -194,6 +195,7 @@ def load_step(plan: MemoryPlan, locate: Locate, issue: Callable[[WaveGroup], Non
     size, level = definition.bytes_per_lane, scope_level(plan)
     mover = RegisterMover(plan.ctx, inst, definition, plan.result)
     whole, single = Resolver(inst, mover.piece, "load"), Resolver(inst, min(size, 4), "load")
+    mask = plan.result_mask
 
     def step(g: WaveGroup) -> None:
         issue(g)
@@ -203,9 +205,13 @@ def load_step(plan: MemoryPlan, locate: Locate, issue: Callable[[WaveGroup], Non
         if not len(at.address):
             return
         _count(g, inst, "load", size, at)
+        if cohort.queue.loads:
+            cohort.queue.before(g, at.address, size, mask)
         split = checked and at.inside(0, size) is not None
         unit = _units(size, mover.piece, split)
         resolver = single if split else whole
+        if not split and cohort.queue.late() and _put_off(g, plan, mover, whole, at, level, mask):
+            return
         words = [_gather(g, resolver, at, shift, unit, level) for shift in range(0, size, unit)]
         items = _join(words, unit, mover.piece)
         if at.full:
@@ -214,6 +220,31 @@ def load_step(plan: MemoryPlan, locate: Locate, issue: Callable[[WaveGroup], Non
             mover.write(g, items, at.waves, at.lanes)
 
     return step
+
+
+def _put_off(
+    g: WaveGroup,
+    plan: MemoryPlan,
+    mover: RegisterMover,
+    resolver: Resolver,
+    at: Located,
+    level: int,
+    mask: int,
+) -> bool:
+    """Let a load take its values when a wait covers it; False when its lanes reach several allocations."""
+    parts = by_allocation(g, resolver, at)
+    size = plan.definition.bytes_per_lane
+    allocation = parts[0][0]
+    offsets = at.address - allocation.base
+    if len(parts) > 1 or int(offsets.max()) + size > allocation.size:
+        return False
+    _tell(g, plan.inst, allocation, at, slice(None), size, "load", level)
+    wave = g.waves[at.waves]
+    cohort = g.cohort
+    cohort.queue.put_off(
+        Loads(wave, wave, at.lanes, cohort.cu[wave], allocation, offsets, size, level, mover, mask)
+    )
+    return True
 
 
 def store_step(plan: MemoryPlan, locate: Locate, issue: Callable[[WaveGroup], None], checked: bool) -> Step:
@@ -231,6 +262,8 @@ def store_step(plan: MemoryPlan, locate: Locate, issue: Callable[[WaveGroup], No
         if not len(at.address):
             return
         _count(g, inst, "store", size, at)
+        if cohort.queue.loads:
+            cohort.queue.before(g, at.address, size)
         items = mover.read(g, None if at.full else at.waves, None if at.full else at.lanes)
         split = checked and at.inside(0, size) is not None
         unit = _units(size, mover.piece, split)
@@ -283,6 +316,8 @@ def atomic_step(
         if not len(at.address):
             return
         _count(g, inst, "atomic", size, at)
+        if cohort.queue.loads:
+            cohort.queue.before(g, at.address, size, plan.result_mask)
         operands = source.read(g, None if at.full else at.waves, None if at.full else at.lanes)
         which = at.inside(0, size)
         lanes = at.part(which)

@@ -53,8 +53,17 @@ class InstrumentedCohort(Cohort):
             local = places - self.lds_base[g.waves][waves]
             self.lds_monitor.access(g, inst, places, local, max(size, 4), "store", waves, lanes)
 
+    def lds_issued(self, waves: Array) -> None:
+        """Count an operation of the LDS counter."""
+        if self.lds_monitor is not None:
+            self.lds_monitor.count(waves)
+        if self.lds_delay is not None:
+            self.lds_delay.count(waves)
+
     def _leave(self, g: WaveGroup, code: int) -> None:
         if code == BARRIER:
+            # a compute unit takes its vector memory operations in order: loads come before the barrier
+            self.queue.catch_up(g)
             self.barrier_pc[g.waves] = g.pc
             now = g.scalar64[:, EXEC // 2]
             off = np.nonzero(now != self.first_exec[g.waves])[0]
