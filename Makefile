@@ -9,7 +9,7 @@ TARGET ?= auto
 PROFILE ?= quick
 OUT ?= out
 
-.PHONY: run test test-full bench-emulator lint format lab clean
+.PHONY: run test test-full bench-emulator bench-gpu lint format lab clean
 
 # The environment is rebuilt only when the pins change.
 $(STAMP): pyproject.toml constraints.txt
@@ -28,6 +28,10 @@ test-full: $(STAMP)  ## every test this machine can run
 
 bench-emulator: $(STAMP)  ## how fast the emulator is on this computer
 	$(BIN)/python -m kernellib.emulator bench --out $(OUT)/emulator/benchmark.json
+
+bench-gpu: $(STAMP)  ## on a machine with a GPU: two records, their pages, the GPU tests, packed into results/
+	$(BIN)/python -m kernellib.workbook.evidence run --target $(TARGET)
+	$(BIN)/python -m kernellib.bench readme
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
