@@ -124,6 +124,8 @@ class Ranks:
             for buffer in layout.buffers.values():
                 if buffer.zeroed:
                     buffer.view(region.numpy())[...] = 0
+                else:
+                    self.session.poison(region[buffer.offset : buffer.offset + buffer.num_bytes])
         self.peers = torch.tensor([region.data_ptr() for region in self.regions])
         self.session.register(self.peers)
         if self.packed is None:
@@ -148,18 +150,23 @@ class Ranks:
         """A buffer of a rank's region."""
         return self.layout.buffers[name].view(self.regions[rank].numpy())
 
+    def launch(self, what: str, launcher: Any, *arguments: int) -> None:
+        """Launches a kernel; ``what`` says which."""
+        emulate(launcher, *arguments)
+
     def quantize(self, call: Call, rank: int) -> None:
         tokens = call.routing.tokens_per_rank[rank]
         if tokens:
             dim = self.layout.shape.model_dim
             addresses = [tensor[rank].data_ptr() for tensor in (call.x, call.codes, call.scales)]
-            emulate(quantize_gfx950.build(dim), *addresses, tokens)
+            self.launch("quantize", quantize_gfx950.build(dim), *addresses, tokens)
 
     def run_stage1(self, call: Call, rank: int, stage: Stage1 | None = None) -> None:
         assert self.packed is not None
         tokens = call.routing.tokens_per_rank[rank]
         tensors = (call.codes, call.scales, call.weights, call.ids)
-        emulate(
+        self.launch(
+            "stage1",
             stage1_gfx950.build(stage or self.stage1),
             self.peers.data_ptr(),
             rank,
@@ -172,7 +179,8 @@ class Ranks:
     def run_stage2(self, call: Call, rank: int, stage: Stage2 | None = None) -> None:
         assert self.packed is not None
         stage = stage or self.stage2
-        emulate(
+        self.launch(
+            "stage2",
             stage2_gfx950.build(stage),
             self.peers.data_ptr(),
             rank,
@@ -187,9 +195,12 @@ class Ranks:
     def run(self, *calls: Call, before: Callable[[Rank], None] | None = None) -> None:
         """Calls back to back, every rank on its own, with nothing between them but stream order."""
         for call in calls:
-            for tensors in (call.x, call.ids, call.weights, call.codes, call.scales, call.out):
+            for tensors in (call.x, call.ids, call.weights):
                 for tensor in tensors:
                     self.session.register(tensor)
+            for tensors in (call.codes, call.scales, call.out):
+                for tensor in tensors:
+                    self.session.poison(tensor)
 
         def host(rank: Rank) -> None:
             if before is not None:

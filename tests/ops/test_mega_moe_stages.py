@@ -31,6 +31,7 @@ from kernellib.ops.mega_moe.reference import relative_l2
 from kernellib.ops.mega_moe.routing import KINDS, Routing
 
 SHAPE = MegaMoEShape(16, 256, 256, 4)
+TINY = MegaMoEShape(4, 128, 128, 2)
 RANKS = 8
 SEED = 3
 TOLERANCE = 1e-3
@@ -73,6 +74,22 @@ def test_every_combination(kind: str, order: str, wire: str, activation: str) ->
     with emulated() as session:
         ranks = small_ranks(session, SHAPE, RANKS, config, wire=wire, activation=activation, seed=SEED + 1)
         calls = [routed_call(ranks, kind, tokens, SEED + tokens) for tokens in (4, 6)]
+        ranks.run(*calls)
+        check(ranks, *calls)
+
+
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 50))]
+)
+def test_any_schedule_and_all_sanitizers(seed: int) -> None:
+    """Relaxed memory, random schedules, two calls back to back: right, and nothing is found. Unwritten bytes
+    of regions and buffers are poison, races are looked for in global memory and LDS."""
+    kind, config = KINDS[seed % len(KINDS)], (SMALL, READY)[seed // 2 % 2]
+    config = replace(config, num_cu=3, persist_cu=2 * (seed % 3), persist_strided=seed % 3 == 2)
+    shape, num_ranks = (TINY, 2) if seed < 2 else (SHAPE, RANKS)
+    with emulated(mode="relaxed", schedule_seed=seed, sanitize="all") as session:
+        ranks = small_ranks(session, shape, num_ranks, config.scaled(shape, 3), wire=WIRES[seed % 2])
+        calls = [routed_call(ranks, kind, tokens, SEED + tokens) for tokens in (3, 2)]
         ranks.run(*calls)
         check(ranks, *calls)
 
