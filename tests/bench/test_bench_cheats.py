@@ -114,6 +114,33 @@ class ZeroesItsInput(FakeLaunch):
         return result
 
 
+def number_of_build(workload: FakeWorkload) -> int:
+    """0 for the first launch of a cheat built for a workload, then 1, 2 ..."""
+    number: int = getattr(workload, "num_built", 0)
+    workload.num_built = number + 1  # type: ignore[attr-defined]
+    return number
+
+
+class WrongInALaterCapture(FakeLaunch):
+    """Right in the first captures, constant in the sixth: checking the first alone would not do."""
+
+    def __init__(self, name: str, seconds: float, workload: FakeWorkload) -> None:
+        super().__init__(name, seconds, workload)
+        self.wrong = number_of_build(workload) == 5
+
+    def __call__(self, slot_idx: int) -> torch.Tensor:
+        return self.outputs[slot_idx].fill_(1.0) if self.wrong else super().__call__(slot_idx)
+
+
+class OldWeightsInALaterCapture(OldWeights):
+    """As OldWeights, in the fourth capture only."""
+
+    def __init__(self, name: str, seconds: float, workload: FakeWorkload) -> None:
+        super().__init__(name, seconds, workload)
+        if number_of_build(workload) != 3:
+            self.weights = [slot["w"] for slot in workload.slots]
+
+
 class Crashes(FakeLaunch):
     def __call__(self, slot_idx: int) -> torch.Tensor:
         raise RuntimeError("out of registers")
@@ -141,6 +168,8 @@ CHEATS = [
     (ReusesOutputsWhenTimed, "failed_in_trial", "outputs of a timed replay are wrong"),
     (OldWeights, "failed_recheck", "after timing"),
     (ZeroesItsInput, "failed_gate", "inputs"),
+    (WrongInALaterCapture, "failed_gate", "capture 5, first call"),
+    (OldWeightsInALaterCapture, "failed_recheck", "capture 3, after timing"),
     (Crashes, "failed_build", "out of registers"),
     (Imprecise, "failed_gate", "ulp"),
 ]

@@ -139,16 +139,23 @@ def test_rates_are_held_against_the_runs_own_ceilings(record: Record) -> None:
     assert arm["rates"]["share_of_copy"] == pytest.approx(wanted / copy_ceiling["median"], rel=1e-5)
 
 
+@pytest.mark.parametrize("placement", [0.0, 0.005])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_two_runs_of_the_same_revision_compare_well(record: Record, seed: int) -> None:
-    outcome = compare_records(record, fake_record(seed=seed))
+def test_two_runs_of_the_same_revision_compare_well(record: Record, seed: int, placement: float) -> None:
+    outcome = compare_records(record, fake_record(seed=seed, device=FakeDevice(seed, placement=placement)))
     assert outcome.exit_code == 0
     assert {change.quantity for change in outcome.changes} == {"p50 (s/call)", "ratio over eager"}
 
 
+@pytest.mark.parametrize("placement", [0.0, 0.005])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_slowdown_of_seven_percent_is_caught_and_a_gain_is_not(record: Record, seed: int) -> None:
-    slower, faster = fake_record(BASE_S / 2 * 1.07, seed), fake_record(BASE_S / 2 / 1.07, seed)
+def test_a_slowdown_of_seven_percent_is_caught_and_a_gain_is_not(
+    record: Record, seed: int, placement: float
+) -> None:
+    slower, faster = (
+        fake_record(seconds, seed, device=FakeDevice(seed, placement=placement))
+        for seconds in (BASE_S / 2 * 1.07, BASE_S / 2 / 1.07)
+    )
     assert compare_records(record, slower).exit_code == 1
     assert compare_records(record, slower, tolerance=0.1).exit_code == 0
     assert compare_records(record, faster).exit_code == 0
