@@ -196,14 +196,16 @@ def multiply_accumulate(a: Array, b: Array, c: Array, shape: Shape, *, saturate:
 
 def _accumulate(products: Array, c: Array, shape: Shape, saturate: bool) -> Array:
     """D items of the products' sums [n, blocks, M, N]."""
-    items = layout.matrix_to_output(products, shape)
     if c.dtype == np.int32:
+        items = layout.matrix_to_output(products, shape)
         total = items.astype(np.int64) + c
         if saturate:
             total = np.clip(total, -(1 << 31), (1 << 31) - 1)
         return np.asarray(total.astype(np.uint64).astype(np.uint32).view(np.int32))
-    result = np.empty(items.shape, c.dtype)
-    np.add(items, c, out=result, casting="same_kind")
+    # one pass over the products in the order of the result
+    items = layout.output_view(products, shape)
+    result = np.empty((shape.num_outputs, items.shape[3], layout.LANES), c.dtype)
+    np.add(items, c.reshape(items.shape), out=result.reshape(items.shape), casting="same_kind")
     if saturate:
         largest = np.finfo(c.dtype).max
         result = np.where(np.isinf(result), np.copysign(largest, result), result).astype(c.dtype)

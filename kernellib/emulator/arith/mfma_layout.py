@@ -85,10 +85,15 @@ def output_to_matrix(items: Array, shape: Shape) -> Array:
 
 def matrix_to_output(matrix: Array, shape: Shape) -> Array:
     """The inverse of `output_to_matrix`: [n, blocks, M, N] to [items, n, 64], contiguous."""
+    return np.ascontiguousarray(output_view(matrix, shape)).reshape(shape.num_outputs, -1, LANES)
+
+
+def output_view(matrix: Array, shape: Shape) -> Array:
+    """[n, blocks, M, N] as a view [.., .., .., n, .., .., ..] whose elements, in order, are those of
+    `matrix_to_output`."""
     outer, groups, inner, row_groups = _output_axes(shape)
     split = matrix.reshape(-1, outer, inner, groups, row_groups, shape.group, shape.n)
-    items = np.ascontiguousarray(split.transpose(1, 3, 5, 0, 2, 4, 6))
-    return items.reshape(shape.num_outputs, -1, LANES)
+    return split.transpose(1, 3, 5, 0, 2, 4, 6)
 
 
 def _output_axes(shape: Shape) -> tuple[int, int, int, int]:
