@@ -335,7 +335,7 @@ def _atomic(plan: MemoryPlan, where: BufferAddress, issue: Callable[[WaveGroup],
 
 
 def _load_to_lds(plan: MemoryPlan, where: BufferAddress) -> Step:
-    """Lane i's datum lands at M0 + immediate offset + i * size; out-of-range lanes write zeros."""
+    """Lane i's datum lands at M0 + immediate offset + i * `direct_stride`; out-of-range lanes write zeros."""
     definition, inst = plan.definition, plan.inst
     size = definition.bytes_per_lane
     unit = min(size, 4)

@@ -88,12 +88,28 @@ def _check_selects(plan: Plan) -> None:
         and not ({"op_sel_hi", "neg_lo", "neg_hi"} & plan.definition.wants)
     ):
         raise refuse(plan.inst, "op_sel_hi, neg_lo and neg_hi belong to packed instructions")
+    if packed:
+        _check_whole_operands(plan)
     if packed or "op_sel" in plan.definition.wants:
         return
     kinds = [t for t in signature.sources if t.in_text] + list(signature.results[:1])
     for position, bit in enumerate(plan.op_sel):
         if bit and (position >= len(kinds) or kinds[position].dtype.itemsize != 2):
             raise refuse(plan.inst, f"op_sel bit {position} selects half of an operand that has no halves")
+
+
+def _check_whole_operands(plan: Plan) -> None:
+    """Refuse what has no meaning for a packed instruction's operand that is not packed itself.
+
+    neg_lo, with or without neg_hi, negates it (`bind_source`): LLVM's matcher of v_dot2 sets both for a
+    negated addend (AMDGPUDAGToDAGISel::SelectVOP3PMods).
+    """
+    for position, kind in enumerate(t for t in plan.definition.signature.sources if t.in_text):
+        if kind.form in ("packed16", "packed32", "mix"):
+            continue
+        low, high, select = (plan.flag(bits, position, 0) for bits in (plan.neg_lo, plan.neg_hi, plan.op_sel))
+        if select or (high and not low) or (low and not kind.is_float):
+            raise refuse(plan.inst, f"modifier bit {position} is of an operand that has no halves")
 
 
 def keywords(plan: Plan) -> dict[str, Callable[[WaveGroup], Any]]:

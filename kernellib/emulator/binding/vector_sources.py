@@ -64,8 +64,9 @@ def bind_source(
     if (operand.neg or operand.abs) and position == 0 and plan.dpp is not None:
         plan.moved_sign = (operand.neg, operand.abs)
         return None, fetch
-    if operand.neg or operand.abs:
-        return None, src.with_sign(fetch, kind, operand.neg, operand.abs)
+    neg = operand.neg != bool(plan.flag(plan.neg_lo, position, 0) and "neg_lo" not in plan.definition.wants)
+    if neg or operand.abs:
+        return None, src.with_sign(fetch, kind, neg, operand.abs)
     return slot, fetch
 
 

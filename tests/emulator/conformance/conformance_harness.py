@@ -202,9 +202,10 @@ def test_values(kinds: Sequence[str], rng: random.Random, count: int) -> list[li
     if len(kinds) == 1:
         rows = [(v,) for v in TYPES[kinds[0]].specials]
     elif len(kinds) == 2 and all(TYPES[k].specials for k in kinds):
-        rows = [(a, b) for a in TYPES[kinds[0]].specials for b in TYPES[kinds[1]].specials]
-        rng.shuffle(rows)
-        rows = rows[: count * 3 // 4]
+        first, second = (TYPES[k].specials for k in kinds)
+        total = len(first) * len(second)
+        chosen = rng.sample(range(total), min(total, count * 3 // 4))
+        rows = [(first[i // len(second)], second[i % len(second)]) for i in chosen]
     while len(rows) < count:
         rows.append(tuple(_random_value(k, rng) for k in kinds))
     rng.shuffle(rows)

@@ -127,7 +127,8 @@ class Builder:
         self.next_vgpr, self.next_sgpr = RESULT_BASE, MASK_RESULT
         self.kinds = [k.split(":")[-1] for k in case.sources if k not in ("mask", "vcc")]
         self.columns = self._values()
-        self.high = self._values()  # what the upper halves of 16-bit operands hold
+        has_halves = any(TYPES[kind].bits == 16 for kind in self.kinds)
+        self.high = self._values() if has_halves else self.columns  # what the upper halves of operands hold
         self.mask = self.rng.getrandbits(64)
         self.vcc = self.rng.getrandbits(64)
         self.old_column: list[int] | None = None

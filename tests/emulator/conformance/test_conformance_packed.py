@@ -42,6 +42,8 @@ from conformance_harness import (
 )
 from conformance_reference import BF16, F16, F32, M32, decode, encode, sx
 
+from kernellib.emulator.errors import UnsupportedOperandError
+
 WAVES = 8
 
 
@@ -421,6 +423,26 @@ def test_dot2(case: DotCase) -> None:
                 ),
             )
     report.finish()
+
+
+@pytest.mark.parametrize("case", implemented([c for c in DOT if not c.accumulates]), ids=case_id)
+def test_dot2_signs(case: DotCase) -> None:
+    """neg_lo and neg_hi flip factors of the low and high products; both of the addend's flip the addend.
+
+    LLVM (SelectVOP3PMods) sets both bits of an addend that it finds negated.
+    """
+    fmt = case.fmt
+    one, two, three, five = (encode(fmt, ref.from_int(v)) for v in (1, 2, 3, 5))
+    registers = {1: one | two << 16, 2: three | five << 16, 3: encode(F32, ref.from_int(100))}
+    vgprs = {i: np.full(LANES, v, np.uint32) for i, v in registers.items()}
+    for text, want in (
+        ("", 113), (" neg_lo:[1,0,0]", 107), (" neg_hi:[1,0,0]", 93), (" neg_lo:[1,1,0] neg_hi:[0,1,0]", 93),
+        (" neg_lo:[0,0,1] neg_hi:[0,0,1]", -87),
+    ):  # fmt: skip
+        got = run(f"{case.mnemonic} v0, v1, v2, v3{text}", vgprs=vgprs).vgpr(0)
+        assert int(got[9]) == encode(F32, ref.from_int(want)), text
+    with pytest.raises(UnsupportedOperandError, match="no halves"):
+        run(f"{case.mnemonic} v0, v1, v2, v3 neg_hi:[0,0,1]", vgprs=vgprs)
 
 
 CASES: list[Case] = [*PACKED, *FMAC, *MIX, *PK_MOV, *DOT]
