@@ -148,9 +148,7 @@ SCALAR_TYPES: list[VectorCase] = [
     row("v_cvt_f64_u32", "u32 -> f64", from_integer(F64, 32, False), WIDE, "exact", modifiers=False),
     row("v_cvt_f32_f64", "f64 -> f32", narrow(F64, F32), WIDE, "rounds into subnormals, overflows"),
     row("v_cvt_f64_f32", "f32 -> f64", narrow(F32, F64), WIDE, "exact"),
-    row(
-        "v_cvt_f16_f32", "f32 -> f16", narrow(F32, F16), ALL, "rounds into subnormals, overflows", count=1024
-    ),
+    row("v_cvt_f16_f32", "f32 -> f16", narrow(F32, F16), ALL, "rounds into subnormals, overflows", count=640),
     row("v_cvt_f32_f16", "f16 -> f32", narrow(F16, F32), ALL, "exact, subnormals kept"),
     row(
         "v_cvt_f32_bf16",
@@ -205,14 +203,14 @@ PACKED: list[VectorCase] = [
         "f32 f32 -> b32",
         pack_floats(BF16),
         checks="nearest even, subnormals, overflow",
-        count=1024,
+        count=640,
     ),
     row(
         "v_cvt_pk_f16_f32",
         "f32 f32 -> b32",
         pack_floats(F16),
         checks="nearest even, subnormals, overflow",
-        count=1024,
+        count=640,
     ),
     row(
         "v_cvt_pkrtz_f16_f32",

@@ -32,9 +32,9 @@ ONE_ULP = Fraction(1)
 NO_DENORMALS = "1 ulp, subnormals are zero"
 
 SINGLE: list[VectorCase] = [
-    row("v_add_f32", FF, fn.exact(F32, ref.add), ALL, "rounding, signed zero, subnormals, NaN", count=1024),
+    row("v_add_f32", FF, fn.exact(F32, ref.add), ALL, "rounding, signed zero, subnormals, NaN", count=640),
     row(
-        "v_sub_f32", FF, fn.exact(F32, fn.subtract), ALL, "rounding, signed zero, subnormals, NaN", count=1024
+        "v_sub_f32", FF, fn.exact(F32, fn.subtract), ALL, "rounding, signed zero, subnormals, NaN", count=640
     ),
     row("v_subrev_f32", FF, fn.exact(F32, lambda a, b: fn.subtract(b, a)), ALL, "S1 - S0"),
     row(
@@ -43,27 +43,27 @@ SINGLE: list[VectorCase] = [
         fn.exact(F32, ref.multiply),
         ALL,
         "rounding into subnormals, overflow, NaN",
-        count=1024,
+        count=640,
     ),
     row("v_mul_legacy_f32", FF, fn.exact(F32, fn.legacy_multiply), checks="0 * inf = 0"),
-    row("v_fma_f32", FFF, fn.exact(F32, ref.fma), checks="one rounding", count=1024),
+    row("v_fma_f32", FFF, fn.exact(F32, ref.fma), checks="one rounding", count=640),
     row(
         "v_fmac_f32",
         "f32 f32 old:f32 -> f32",
         fn.exact(F32, ref.fma),
         WIDE,
         "one rounding",
-        count=1024,
+        count=640,
     ),
     row("v_fmamk_f32", FFF, fn.exact(F32, ref.fma), checks="literal factor", literal_at=1),
     row("v_fmaak_f32", FFF, fn.exact(F32, ref.fma), checks="literal addend", literal_at=2),
-    row("v_min_f32", FF, fn.minmax(F32, False), ALL, "NaN, signalling NaN, signed zero", count=1024),
-    row("v_max_f32", FF, fn.minmax(F32, True), ALL, "NaN, signalling NaN, signed zero", count=1024),
+    row("v_min_f32", FF, fn.minmax(F32, False), ALL, "NaN, signalling NaN, signed zero", count=640),
+    row("v_max_f32", FF, fn.minmax(F32, True), ALL, "NaN, signalling NaN, signed zero", count=640),
     row("v_min3_f32", FFF, fn.minmax3(F32, False), checks="NaN, signed zero"),
     row("v_max3_f32", FFF, fn.minmax3(F32, True), checks="NaN, signed zero"),
     row("v_med3_f32", FFF, fn.med3(F32), checks="NaN gives min3"),
-    row("v_minimum3_f32", FFF, fn.minmax3_2019(F32, False), checks="NaN propagates, -0 < +0", count=1024),
-    row("v_maximum3_f32", FFF, fn.minmax3_2019(F32, True), checks="NaN propagates, -0 < +0", count=1024),
+    row("v_minimum3_f32", FFF, fn.minmax3_2019(F32, False), checks="NaN propagates, -0 < +0", count=640),
+    row("v_maximum3_f32", FFF, fn.minmax3_2019(F32, True), checks="NaN propagates, -0 < +0", count=640),
     row("v_floor_f32", F, fn.rounded(F32, "floor"), ALL),
     row("v_ceil_f32", F, fn.rounded(F32, "ceil"), ALL),
     row("v_trunc_f32", F, fn.rounded(F32, "trunc"), ALL),
@@ -181,17 +181,17 @@ TRIG: list[VectorCase] = [
     for t, fmt, error in (("f32", F32, Fraction(1, 1 << 18)), ("f16", F16, Fraction(1, 1 << 9)))
 ]
 HALF: list[VectorCase] = [
-    row("v_add_f16", HH, fn.exact(F16, ref.add), ALL, "rounding, subnormals, op_sel", count=1024),
+    row("v_add_f16", HH, fn.exact(F16, ref.add), ALL, "rounding, subnormals, op_sel", count=640),
     row("v_sub_f16", HH, fn.exact(F16, fn.subtract), ALL, "rounding, subnormals, op_sel"),
     row("v_subrev_f16", HH, fn.exact(F16, lambda a, b: fn.subtract(b, a)), ALL, "S1 - S0"),
-    row("v_mul_f16", HH, fn.exact(F16, ref.multiply), ALL, "rounding, subnormals, overflow", count=1024),
+    row("v_mul_f16", HH, fn.exact(F16, ref.multiply), ALL, "rounding, subnormals, overflow", count=640),
     row(
         "v_fma_f16",
         HHH,
         fn.exact(F16, ref.fma),
         checks="one rounding, keeps the upper half",
         high="keep",
-        count=1024,
+        count=640,
     ),
     row(
         "v_fma_legacy_f16",
@@ -240,9 +240,9 @@ HALF: list[VectorCase] = [
     ),
 ]
 DOUBLE: list[VectorCase] = [
-    row("v_add_f64", DD, fn.exact(F64, ref.add), checks="rounding, subnormals", count=1024),
-    row("v_mul_f64", DD, fn.exact(F64, ref.multiply), checks="rounding, subnormals", count=1024),
-    row("v_fma_f64", DDD, fn.exact(F64, ref.fma), checks="one rounding", count=1024),
+    row("v_add_f64", DD, fn.exact(F64, ref.add), checks="rounding, subnormals", count=640),
+    row("v_mul_f64", DD, fn.exact(F64, ref.multiply), checks="rounding, subnormals", count=640),
+    row("v_fma_f64", DDD, fn.exact(F64, ref.fma), checks="one rounding", count=640),
     row("v_fmac_f64", "f64 f64 old:f64 -> f64", fn.exact(F64, ref.fma), WIDE, "one rounding"),
     row("v_min_f64", DD, fn.minmax(F64, False), checks="NaN, signed zero"),
     row("v_max_f64", DD, fn.minmax(F64, True), checks="NaN, signed zero"),

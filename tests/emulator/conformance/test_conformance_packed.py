@@ -44,7 +44,7 @@ from conformance_reference import BF16, F16, F32, M32, decode, encode, sx
 
 from kernellib.emulator.errors import UnsupportedOperandError
 
-WAVES = 8
+WAVES = 4
 
 
 @dataclass(frozen=True)
