@@ -22,15 +22,19 @@ from unittest import mock
 import flydsl.expr as fx
 import ml_dtypes
 import numpy as np
+import torch
 from flydsl.compiler.jit_function import _build_call_state
+from mega_moe_device import gemm1_launcher
 from mega_moe_ranks import BF16_POISON, Call, Ranks, make_call
 
 from kernellib.emulator import EmulatorError, emulated
+from kernellib.numerics import mx
 from kernellib.ops.mega_moe import dispatch_gfx950, gemm1_gfx950, stage1_gfx950, stage2_gfx950
 from kernellib.ops.mega_moe.config import MegaMoEConfig, MegaMoEShape, Wire
 from kernellib.ops.mega_moe.device_gfx950 import load_relaxed
-from kernellib.ops.mega_moe.layout import SymmetricLayout
-from kernellib.ops.mega_moe.reference import relative_l2
+from kernellib.ops.mega_moe.gemm1_gfx950 import Gemm1
+from kernellib.ops.mega_moe.layout import ScaleOrder, SymmetricLayout
+from kernellib.ops.mega_moe.reference import activate, relative_l2
 from kernellib.ops.mega_moe.routing import Routing
 from kernellib.ops.mega_moe.weights import PackedWeights, pack_experts, random_experts
 
@@ -47,6 +51,8 @@ CAPACITY, TOKENS = 64, (34, 2)
 BASE = MegaMoEConfig(
     tile_m=16, gemm1_tile_n=128, gemm2_tile_n=128, num_dispatch_cu=2, num_cu=3, num_queue_shards=2
 )
+
+ENTRIES = ("stage1_launcher", "stage1_kernel", "stage2_launcher", "stage2_kernel")
 
 # (module, function, kind): what is intercepted beside fx.barrier.
 INTERCEPTED: tuple[tuple[ModuleType, str, str], ...] = (
@@ -86,7 +92,7 @@ class Interception:
             chain = _chain(sys._getframe(1))
             if not chain:  # not one of ours
                 return original(*args, **kwargs)
-            functions = [name for name, _ in chain if not name.startswith("__")][2:]
+            functions = [name for name, _ in chain if not name.startswith("__") and name not in ENTRIES]
             name = f"{'/'.join(functions) or 'kernel'}: {kind}"
             places = self._places.setdefault(name, {})
             number = places.setdefault(tuple(line for _, line in chain), len(places) + 1)
@@ -102,8 +108,8 @@ class Interception:
 
 
 def _chain(frame: Any) -> list[tuple[str, int]]:
-    """(device function, line) from the launcher and the kernel down to ``frame``; what the tracer makes of
-    branches and loops has names of its own, which start with two underscores."""
+    """(device function, line) from the launcher down to ``frame``; what the tracer makes of branches and
+    loops has names of its own, which start with two underscores."""
     found = []
     while frame is not None:
         if frame.f_code.co_filename.startswith(PACKAGE):
@@ -242,3 +248,35 @@ def wrong(ranks: Ranks, calls: list[Call]) -> str | None:
             if (out[tokens:] != BF16_POISON).any():
                 return f"call {number}, rank {rank}: past the last token"
     return None
+
+
+def chunked_gemm(removed: str | None, seed: int) -> str | None:
+    """One GEMM1 tile of three K chunks on two waves; what shows that something is wrong, or None."""
+    shape = MegaMoEShape(4, 1536, 128, 2)
+    gemm = Gemm1(shape, MegaMoEConfig(tile_m=16, gemm1_tile_n=128), "situv2")
+    rng = np.random.default_rng(SEED)
+    x = mx.quantize(rng.standard_normal((16, shape.model_dim)), mx.E4M3)
+    expert = random_experts(shape, SEED)(0)
+    packed = pack_experts(shape, [expert])
+    codes, scales = (
+        torch.from_numpy(x.codes),
+        torch.from_numpy(ScaleOrder(shape.model_dim).to_device(x.scales)),
+    )
+    hidden = torch.full((16, shape.inter_dim), 0xA5, dtype=torch.uint8)
+    hidden_scales = torch.full((16, gemm.hidden_scales.row_bytes), 0xA5, dtype=torch.uint8)
+    tensors = (codes, scales, packed.w1, packed.w1_scales, hidden, hidden_scales)
+    with emulated(mode="relaxed", schedule_seed=seed, sanitize="all") as session:
+        for tensor in tensors:
+            session.register(tensor)
+        a, b, w, ws, h, hs = (tensor.data_ptr() for tensor in tensors)
+        launcher = gemm1_launcher(gemm, f"gemm1_chunks_{(removed or 'whole')[-1]}")
+        try:
+            with tracing_without(removed and f"gemm1_tile/{removed}") as sites:
+                launcher(a, b, 16, w, ws, 0, h, hs)
+        except EmulatorError as error:
+            return type(error).__name__
+        assert removed is None or f"gemm1_tile/{removed}" in sites
+    product = x.dequantize() @ expert.dequantized()[0].T
+    expected = mx.quantize(activate("situv2", shape, product[:, :128], product[:, 128:]), mx.E4M3)
+    got = mx.dequantize(hidden.numpy(), gemm.hidden_scales.to_logical(hidden_scales.numpy()), mx.E4M3)
+    return None if relative_l2(got, expected.dequantize()) <= TOLERANCE else "wrong"

@@ -228,7 +228,8 @@ def multiply_tile(plan, lds, rows_address, scales_address, num_rows, weight_tile
         fx.barrier()
     else:
         for chunk in range(0, plan.num_chunks, 1, unroll=1):
-            # The last chunk asks for itself again: no branch, and the bytes are in the caches.
+            # The last chunk asks for itself again, into the stage that nobody reads: no branch, and the bytes
+            # are in the caches.
             ahead = smaller(chunk + 1, fx.Int32(plan.num_chunks - 1))
             next_rows = _load_rows(plan, rows_address, num_rows, ahead)
             next_row_scales = _load_row_scales(plan, scales_address, num_rows, ahead)
@@ -239,7 +240,7 @@ def multiply_tile(plan, lds, rows_address, scales_address, num_rows, weight_tile
             sums = _multiply_chunk(plan, lds, chunk & 1, sums, row_scales, weights, weight_scales)
             if fx.const_expr(not plan.two_stage_weights):
                 next_weights = _load_weights(plan, weight_tiles, ahead)
-            _store_rows(plan, lds, ahead & 1, next_rows)
+            _store_rows(plan, lds, (chunk + 1) & 1, next_rows)
             row_scales, weights, weight_scales = next_row_scales, next_weights, next_weight_scales
             fx.barrier()
     return sums

@@ -221,7 +221,6 @@ def build(s: Stage1) -> Callable[..., Any]:
             if fx.block_idx.x < s.config.num_dispatch_cu:
                 dispatch(p, call, codes, scales, route_weights, expert_ids)
         if fx.const_expr("gemm1" in s.phases):
-            fx.barrier()
             run_gemm1(s, call, lds, shared, w1, w1_scales)
 
     @flyc.jit

@@ -112,7 +112,6 @@ def _compute_tile(s, call, lds, item, num_tiles, w2, w2_scales):
         column_tile,
         call.peers,
     )
-    fx.barrier()
 
 
 @flyc.jit
@@ -121,10 +120,8 @@ def _draw(s, call, shared):
     if fx.thread_idx.x == 0:
         head = at(s.layout, call, "gemm2_head")
         fx.generic_store(shared, add_relaxed(head, fx.Int32(1), AGENT))
-    fx.barrier()
-    item = wave_uniform(fx.generic_load(shared))
-    fx.barrier()
-    return item
+    fx.barrier()  # also between the last tile's use of LDS and the next one's
+    return wave_uniform(fx.generic_load(shared))  # not written again before a tile's barriers
 
 
 @flyc.jit
@@ -168,13 +165,14 @@ def run_gemm2(s, call, lds, shared, num_gemm, w2, w2_scales):
         for item in range(fx.block_idx.x, num_items, num_gemm):
             _compute_tile(s, call, lds, item, num_tiles, w2, w2_scales)
             num_done = num_done + 1
+            fx.barrier()  # LDS is free for the next tile
     _finish_tiles(s, call, num_done, num_items)
 
 
 @flyc.jit
 def _leave(s, call, num_workgroups):
-    """The last workgroup to leave ends the call."""
-    fx.barrier()
+    """The last workgroup to leave ends the call. Its other waves may still be at work: they read the epoch
+    before the barriers that lie behind, and the next launch waits for all."""
     if fx.thread_idx.x == 0:
         exits = of_region(s.layout, call.region, "exits")
         if add_relaxed(exits, fx.Int32(1), AGENT) == num_workgroups - 1:
