@@ -105,6 +105,7 @@ def div_fmas(a: Array, b: Array, c: Array, scales_back: Array) -> Array:
     value is rounded only once is assumed: otherwise division could not be correctly rounded to denormals.
     """
     fmt = format_of(a)
+    a = np.broadcast_to(a, np.broadcast_shapes(a.shape, b.shape, c.shape, scales_back.shape))
     value = fma32(a, b, c) if fmt.name == "f32" else fma64(a, b, c)
     lanes = np.nonzero(np.broadcast_to(scales_back, value.shape) & np.isfinite(value))
     if not lanes[0].size:

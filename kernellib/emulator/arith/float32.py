@@ -54,7 +54,7 @@ def fma32(a: Array, b: Array, c: Array, out: Array | None = None) -> Array:
 
     Args:
         a, b, c: float32 arrays that broadcast to one shape.
-        out: float32 array of that shape for the result; may be one of the operands.
+        out: float32 array for the result, of that shape or one it broadcasts to; may be one of the operands.
     Returns:
         `out`, or a new array. Denormals are kept, a NaN operand gives its payload with the quiet bit set.
     Source: CDNA4 ISA, V_FMA_F32. Which of several NaN operands wins is not published; assumed the first of
@@ -65,6 +65,8 @@ def fma32(a: Array, b: Array, c: Array, out: Array | None = None) -> Array:
     True
     """
     shape = a.shape if a.shape == b.shape == c.shape else np.broadcast_shapes(a.shape, b.shape, c.shape)
+    if out is not None and shape != out.shape:  # every operand is uniform: scalar registers and constants
+        a, shape = np.broadcast_to(a, out.shape), out.shape
     target = np.empty(shape, np.float32) if out is None else out
     size = target.size
     if size == 0:
