@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import importlib
+import linecache
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -51,3 +54,22 @@ def _compile(launcher: Any, arguments: tuple[Any, ...]) -> Callable[[tuple[Any, 
     _, artifact = launcher._last_compiled
     state: Callable[[tuple[Any, ...]], Any] = _build_call_state(launcher._sig, arguments, artifact)
     return state
+
+
+# In the order of their imports.
+KERNEL_MODULES = ("device", "gemm", "dispatch", "quantize", "gemm1", "gemm2", "combine", "stage1", "stage2")
+
+
+def reload_kernels() -> None:
+    """Takes kernels from their edited sources: the next launch traces and compiles them anew.
+
+    Call it after editing a ``*_gfx950.py`` of this folder, helpers included, in a running process; layers
+    that exist already use the new kernels, too. Shapes, configurations and layouts are not reloaded.
+    """
+    linecache.checkcache()  # the compiler reads functions' sources
+    with _lock:
+        for name in KERNEL_MODULES:
+            module = sys.modules.get(f"{__package__}.{name}_gfx950")
+            if module is not None:
+                importlib.reload(module)
+        _compiled.clear()
