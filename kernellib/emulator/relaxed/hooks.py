@@ -35,7 +35,7 @@ def buffer_step(
     """A buffer instruction."""
     locate = steps.locate_buffer(where)
     if to_lds:
-        return steps.direct_step(plan, locate, True)
+        return steps.direct_step(plan, locate)
     return _step(plan, locate, kind, result, True)
 
 
@@ -44,7 +44,7 @@ def _step(
 ) -> Step:
     action = plan.definition.action
     if action == "load_to_lds":
-        return steps.direct_step(plan, locate, checked)
+        return steps.direct_step(plan, locate)
     issue = make_issue(plan, kind)
     if action == "load":
         return steps.load_step(plan, locate, issue, checked)

@@ -351,12 +351,12 @@ def atomic_step(
     return step
 
 
-def direct_step(plan: MemoryPlan, locate: Locate, checked: bool) -> Step:
+def direct_step(plan: MemoryPlan, locate: Locate) -> Step:
     """A load into the LDS: lane i's datum lands at M0 + offset + i * `direct_stride`."""
     definition, inst = plan.definition, plan.inst
     size, level, shift = definition.bytes_per_lane, scope_level(plan), plan.offset
     unit = min(size, 4)
-    resolver = Resolver(inst, unit if checked else size, "load")
+    resolver = Resolver(inst, unit, "load")  # the data are read in pieces of this size
     nothing = Outstanding(0, inst, "vmem")
     lane_offset = np.arange(64, dtype=np.int64) * direct_stride(size)
 
