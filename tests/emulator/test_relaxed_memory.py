@@ -255,6 +255,33 @@ def test_an_lds_store_without_its_wait_may_come_after_the_barrier() -> None:
         assert wrong == wanted, wait
 
 
+@pytest.mark.parametrize("mode", ["simple", "relaxed"])
+def test_direct_loads_up_to_the_end_of_an_allocation(mode: str) -> None:
+    text = listing(
+        """
+        s_load_dwordx4 s[4:7], s[0:1], 0x0
+        v_lshlrev_b32_e32 v1, 4, v0
+        s_mov_b32 m0, 0
+        s_waitcnt lgkmcnt(0)
+        global_load_lds_dwordx4 v1, s[4:5]
+        s_waitcnt vmcnt(0)
+        ds_read_b128 v[4:7], v1
+        s_waitcnt lgkmcnt(0)
+        global_store_dwordx4 v1, v[4:7], s[6:7]
+        """,
+        2,
+        lds_bytes=1024,
+    )
+    whole, out = np.arange(64 * 4 + 64, dtype=np.uint32), np.zeros(256, np.uint32)
+    with emulator.emulated(mode=mode, sanitize="all") as session:
+        part = session.register_range(whole.ctypes.data, 1024, "exactly the data")
+        try:
+            session.run_assembly(text, None, 1, 64, [whole.ctypes.data, out])
+        finally:
+            session.memory.unregister(part)
+    assert np.array_equal(out, whole[:256])
+
+
 def test_the_next_kernel_sees_everything() -> None:
     start = "s_load_dwordx2 s[4:5], s[0:1], 0x0\nv_lshlrev_b32_e32 v1, 2, v0\n"
     store = listing(
