@@ -4,6 +4,7 @@
     python -m kernellib.bench run latent_moe_tail --out record.json
     python -m kernellib.bench show record.json
     python -m kernellib.bench compare old.json new.json
+    python -m kernellib.bench readme                      # README's figures from the records under results
 
 From Python: ``compare_tail`` measures the latent MoE tail; ``run_paired`` with ``timed_record`` measures any
 ``Workload`` and its ``Arm`` list; ``compare_records`` judges two records. Names are imported when first
