@@ -23,7 +23,8 @@ How much in flight. ``programs_per_unit * num_buffers`` rows on each multiproces
 on an H200) is slower, and so is a prefetch of more than one row a program (docs/performance.md).
 
 Shared memory is padded until exactly ``programs_per_unit`` programs fit a multiprocessor, so that the next
-launch's programs do not crowd onto the multiprocessors that have room first.
+launch's programs cannot crowd onto the multiprocessors that have room first. The sweeps showed no difference
+(docs/performance.md); it is kept so that the division does not depend on who leaves first.
 """
 
 from __future__ import annotations
