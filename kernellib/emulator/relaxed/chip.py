@@ -347,13 +347,13 @@ class Chip:
         `line` distinct; `mask` the bytes that change; `cu` says whose caches are left out.
         """
         own = np.unique(cu)
-        xcds = self._others(self._active_xcds(), own // CUS_PER_XCD)
+        xcds = self._others(self._active_xcds(), np.unique(own // CUS_PER_XCD))
         cus = self._others(self._active_cus(), own)
         if not len(xcds) and not len(cus):
             return
         before = self.memory_rows(line)
         if self.agent is not None:
-            for rank in self._others(np.unique(self._active_xcds() // NUM_XCDS), own // NUM_CUS):
+            for rank in self._others(np.unique(self._active_xcds() // NUM_XCDS), np.unique(own // NUM_CUS)):
                 self.agent.fill(int(rank), line, before, mask)
                 self._heat(line)
         for xcd in xcds:
@@ -418,7 +418,9 @@ class Chip:
 
     def _others(self, candidates: Array, own: Array) -> Array:
         """Up to two of the caches that are not in `own`; none when the temper says so."""
-        candidates = candidates[~np.isin(candidates, own)]
+        # `own` is sorted: np.isin would take several times as long for so few
+        place = np.minimum(np.searchsorted(own, candidates), len(own) - 1)
+        candidates = candidates[own[place] != candidates]
         if not len(candidates) or self.rng.random() >= self.temper.stale:
             return candidates[:0]
         if len(candidates) <= 2:
@@ -450,20 +452,26 @@ class Chip:
 
     # ------------------------------------------------------------------ time passes
     def tick(self) -> None:
-        """Some lines leave some caches on their own."""
+        """Some lines leave some caches of one rank on their own."""
         temper, rng = self.temper, self.rng
-        for table in (self.l2, self.agent):
-            slots = np.nonzero(table.has_dirty)[0] if table is not None else np.zeros(0, np.int64)
-            slots = slots[rng.random(len(slots)) < temper.evict]
-            if len(slots) and table is self.l2:
-                self.write_back_slots(slots, AGENT)
-            elif len(slots):
-                self._agent_to_memory(slots)
+        rank = int(rng.integers(self.num_ranks)) if self.num_ranks > 1 else 0
+        for table, evict in ((self.l2, self.evict_l2), (self.agent, self._agent_to_memory)):
+            if table is not None:
+                slots = self._some(table.has_dirty, rank, temper.evict)
+                if len(slots):
+                    evict(slots)
         for table in (self.l1, self.l2, self.agent):
-            slots = np.nonzero(table.has_clean)[0] if table is not None else np.zeros(0, np.int64)
-            slots = slots[rng.random(len(slots)) < temper.forget]
-            if len(slots) and table is not None:
-                table.forget_clean(slots)
+            if table is not None:
+                slots = self._some(table.has_clean, rank, temper.forget)
+                if len(slots):
+                    table.forget_clean(slots)
+
+    def _some(self, flags: Array, rank: int, share: float) -> Array:
+        """Some of a rank's slots whose flag is set."""
+        count = len(flags) // self.num_ranks
+        slots = np.nonzero(flags[rank * count : (rank + 1) * count])[0] + rank * count
+        chosen: Array = slots[self.rng.random(len(slots)) < share]
+        return chosen
 
     def settle(self) -> None:
         """Everything becomes visible to everyone."""

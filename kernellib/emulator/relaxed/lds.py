@@ -46,19 +46,26 @@ class LdsDelay:
     def flush(self, waves: Array) -> None:
         """Do what some waves have put off."""
         if self.stores:
-            self._do(lambda wave, number: np.isin(wave, waves))
+            mine = self._flags(waves)
+            self._do(lambda wave, number: mine[wave])
 
     def wait(self, waves: Array, newest: int) -> None:
         """s_waitcnt lgkmcnt(N): do all but the N newest operations of some waves."""
         if self.stores:
             limit = self.issued - newest
-            self._do(lambda wave, number: np.isin(wave, waves) & (number <= limit[wave]))
+            mine = self._flags(waves)
+            self._do(lambda wave, number: mine[wave] & (number <= limit[wave]))
 
     def tick(self) -> None:
         """Some waves' stores happen although nobody waits for them."""
         if self.stores and self.chip.rng.random() < self.chip.temper.drain:
             present = np.unique(np.concatenate([wave for wave, *_ in self.stores]))
             self.flush(present[self.chip.rng.random(len(present)) < 0.5])
+
+    def _flags(self, waves: Array) -> Array:
+        flags = np.zeros(len(self.issued), np.bool_)
+        flags[waves] = True
+        return flags
 
     def _do(self, ready: Any) -> None:
         left = []

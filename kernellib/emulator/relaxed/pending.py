@@ -130,12 +130,18 @@ class VectorQueue:
         for load in list(self.loads):
             first, last = load.span
             if (first < high and low < last) or load.mask & mask:
-                self._load(load, np.isin(load.wave, g.waves), g)
+                self._load(load, self._flags(g.waves)[load.wave], g)
 
     def catch_up(self, g: WaveGroup) -> None:
         """Do everything that a group has put off."""
         for load in list(self.loads):
-            self._load(load, np.isin(load.wave, g.waves), g)
+            self._load(load, self._flags(g.waves)[load.wave], g)
+
+    def _flags(self, waves: Array) -> Array:
+        """bool per wave of the cohort: whether it is among `waves`."""
+        flags = np.zeros(len(self.issued), np.bool_)
+        flags[waves] = True
+        return flags
 
     def _load(self, load: Loads, which: Array, g: WaveGroup) -> None:
         if which.any():
@@ -167,7 +173,7 @@ class VectorQueue:
         covered, waves = self.covered, g.waves
         covered[waves] = np.maximum(covered[waves], self.issued[waves] - newest)
         for load in list(self.loads):
-            self._load(load, np.isin(load.wave, waves) & (load.sequence <= covered[load.wave]), g)
+            self._load(load, self._flags(waves)[load.wave] & (load.sequence <= covered[load.wave]), g)
         self._perform(lambda record: record.sequence <= covered[record.wave])
 
     def finish(self) -> None:
