@@ -236,6 +236,17 @@ def test_counted_claims_fail_on_what_they_forbid(changes: dict[str, int], claim:
     assert name.startswith(claim)
 
 
+def test_a_comparison_of_one_configuration_with_itself_is_told() -> None:
+    entry = compared()
+    assert "the tables differ on this device" in failing(
+        compare.compare_claims(setup(), [entry], "tuned_vs_generic")
+    )
+    other = a_request(config=setup().tuned(8192))
+    tested = replace(entry.tested, run=replace(entry.tested.run, request=other))
+    claims = compare.compare_claims(setup(), [replace(entry, tested=tested)], "tuned_vs_generic")
+    assert verdicts(claims)["the tables differ on this device"] == "pass"
+
+
 def test_a_wrong_arm_fails_and_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = right_run(a_request())
     wrong.outputs[0][0, 0] += 1.0

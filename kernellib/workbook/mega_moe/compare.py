@@ -227,7 +227,8 @@ def figure(compared: Sequence[Compared], kind: Kind) -> Image:
                     [p + 0.25 * (offset - 1) for p in positions], values, 0.23, label=label, color=colour
                 )
             axis.set_ylabel(f"{tested} / {baseline} (counted)")
-            axis.legend(loc="best")
+            axis.set_ylim(0.0, 1.35 * axis.get_ylim()[1])
+            axis.legend(loc="upper left", ncols=len(quantities))
         axis.axhline(1.0, color="black", linewidth=0.8)
         axis.set_xticks(list(positions), [str(entry.bucket) for entry in timed or compared])
         axis.set_xlabel("bucket (tokens a rank)")
@@ -257,7 +258,7 @@ def compare_claims(setup: Setup, compared: Sequence[Compared], kind: Kind) -> li
     counted = [entry for entry in compared if entry.counts is not None]
     if counted:
         claims += _counted_claims(setup, counted)
-        claims += _fusion_claims(counted) if kind == "fused_vs_serial" else []
+        claims += _fusion_claims(counted) if kind == "fused_vs_serial" else [_differ_claim(counted)]
     timed = [entry for entry in compared if entry.timing is not None]
     if timed:
         claims += _measured_claims(timed, kind)
@@ -285,6 +286,16 @@ def _counted_claims(setup: Setup, counted: Sequence[Compared]) -> list[Claim]:
             "nothing spills", scratch == 0, f"{scratch} bytes of scratch a lane, wanted 0", "counted"
         ),
     ]
+
+
+def _differ_claim(counted: Sequence[Compared]) -> Claim:
+    same = [e.bucket for e in counted if e.baseline.run.request.config == e.tested.run.request.config]
+    return Claim.check(
+        "the tables differ on this device",
+        len(same) < len(counted),
+        f"at {len(counted) - len(same)} of {len(counted)} buckets; alike at {same or 'none'}",
+        "checked",
+    )
 
 
 def _fusion_claims(counted: Sequence[Compared]) -> list[Claim]:

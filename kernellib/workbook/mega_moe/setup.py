@@ -29,8 +29,9 @@ from kernellib.ops.mega_moe.weights import (
 )
 
 SMALL_SHAPE = MegaMoEShape(16, 128, 128, 4)
-# The ends of the tuned table: decode; two-stage weights, persistent and strided, in ready order.
-QUICK_BUCKETS = (1, 8192)
+# Of the tuned table: both kinds of decode (on few compute units the first is the generic configuration); and
+# two-stage weights, persistent and strided, in ready order.
+QUICK_BUCKETS = (1, 64, 8192)
 REPORTED_BUCKETS = tuple(bucket for bucket in BUCKETS if bucket <= 8192 and bucket != 4)
 WEIGHT_SEED = 123
 EMULATED_TOKENS = 4  # a bucket's configuration runs on the emulator with at most this many tokens a rank
