@@ -3,23 +3,27 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
+import flydsl.expr as fx
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
 from mega_moe_ranks import Call, make_call, routed_call, small_ranks
 
-from kernellib.emulator import emulated
+from kernellib.emulator import compile_to_assembly, emulated
 from kernellib.ops.mega_moe.config import MegaMoEConfig, MegaMoEShape
 from kernellib.ops.mega_moe.layout import SymmetricLayout
 from kernellib.ops.mega_moe.reference import relative_l2
 from kernellib.ops.mega_moe.routing import Routing
 from kernellib.ops.mega_moe.stage1_gfx950 import PHASES as STAGE1_PHASES
 from kernellib.ops.mega_moe.stage1_gfx950 import Stage1
+from kernellib.ops.mega_moe.stage1_gfx950 import build as build_stage1
 from kernellib.ops.mega_moe.stage2_gfx950 import PHASES as STAGE2_PHASES
 from kernellib.ops.mega_moe.stage2_gfx950 import Stage2
+from kernellib.ops.mega_moe.stage2_gfx950 import build as build_stage2
 
 SHAPE = MegaMoEShape(8, 256, 256, 3)
 CONFIG = MegaMoEConfig(
@@ -90,6 +94,46 @@ def test_a_name_says_what_was_chosen() -> None:
         "fp8_block",
     ):
         assert part in stage.kernel_name, part
+
+
+def listings() -> dict[str, list[str]]:
+    """The instructions of both stages, ready order, GEMM2 drawing tiles."""
+    config = replace(CONFIG, tile_order="ready", persist_cu=4)
+    layout = SymmetricLayout(SHAPE, 4, 16, "bf16")
+    texts = {
+        "stage1": compile_to_assembly(
+            build_stage1(Stage1(layout, config, "situv2")), *[1] * 9, fx.Stream(None)
+        ),
+        "stage2": compile_to_assembly(build_stage2(Stage2(layout, config)), *[1] * 8, fx.Stream(None)),
+    }
+    return {
+        stage: [line.strip() for line in text.splitlines() if line.startswith("\t") and line[1] != "."]
+        for stage, text in texts.items()
+    }
+
+
+def test_releases_acquires_and_flags_as_the_memory_model_has_them() -> None:
+    """LLVM AMDGPU guide, memory model gfx942: a release writes caches back (buffer_wbl2, both scope bits
+    for other ranks) and waits before the store or atomic that publishes it; an acquire is a load with scope
+    bits, its wait, and buffer_inv."""
+    for stage, code in listings().items():
+        releases = [i for i, line in enumerate(code) if line.startswith("buffer_wbl2")]
+        assert len(releases) >= 2, stage
+        for i in releases:
+            assert code[i] == "buffer_wbl2 sc0 sc1", stage
+            assert code[i + 1].startswith("s_waitcnt vmcnt(0)"), (stage, code[i : i + 3])
+        acquires = [i for i, line in enumerate(code) if line.startswith("buffer_inv")]
+        assert len(acquires) >= 2, stage
+        spins = [i for i, line in enumerate(code) if line.startswith("s_sleep")]
+        assert len(spins) == {"stage1": 4, "stage2": 1}[stage]
+        for i in spins:
+            poll = code[i + 1]
+            assert re.match(r"global_load_dword v.* sc1$", poll), (stage, poll)
+            assert code[i + 2].startswith("s_waitcnt vmcnt(0)"), (stage, code[i : i + 3])
+        # An atomic that returns carries sc0; sc1 makes it one for all ranks.
+        atomics = [line for line in code if line.startswith("global_atomic")]
+        assert atomics
+        assert all(re.search(r" sc0( sc1)?$", line) for line in atomics), atomics
 
 
 def special_inputs(dim: int) -> dict[str, np.ndarray]:
