@@ -29,6 +29,7 @@ RUN python3 -m pip install --no-cache-dir --no-deps \
         nbformat==5.11.1 \
         nbclient==0.11.0 \
         nbconvert==7.17.2 \
+        pillow==13.0.0 \
         matplotlib==3.11.2 \
         ipython==9.18.1 \
         jupyter_client==8.10.0 \
