@@ -26,8 +26,9 @@ import importlib
 import importlib.util
 import platform as _platform
 import sys
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -235,8 +236,10 @@ def execution_scope(name: str) -> AbstractContextManager[Any]:
     """The context a launch on target ``name`` must run in.
 
     For "emulator" that is ``kernellib.emulator.emulated()``, unless a session is active already
-    (then the launch joins it). The emulator is imported here by name, at the moment of use, so
-    that operators never depend on it. Every other target needs no context.
+    (then the launch joins it). Compiler and session are process-wide, so threads that launch without a
+    session of the caller's take turns; a session that the caller opened must outlive the threads that
+    launch in it. The emulator is imported here by name, at the moment of use, so that operators never
+    depend on it. Every other target needs no context.
 
     Raises:
         TargetUnavailableError: ``name`` is no target.
@@ -245,8 +248,19 @@ def execution_scope(name: str) -> AbstractContextManager[Any]:
         raise TargetUnavailableError(f"target got {name!r}, wanted one of {', '.join(TARGETS)}")
     if name != "emulator":
         return nullcontext()
+    return _emulator_scope()
+
+
+_one_at_a_time = threading.RLock()
+
+
+@contextmanager
+def _emulator_scope() -> Iterator[None]:
     emulator = importlib.import_module("kernellib.emulator")
-    if emulator.active_session() is not None:
-        return nullcontext()
-    scope: AbstractContextManager[Any] = emulator.emulated()
-    return scope
+    with _one_at_a_time:
+        if emulator.active_session() is None:
+            with emulator.emulated():
+                yield
+            return
+    # Without the lock: ranks of a World launch side by side in the caller's session, and wait for each other.
+    yield

@@ -16,7 +16,8 @@ dtype          as specified
 shape          as specified
 strides        contiguous, row-major
 view           no pending conjugation or negation
-requires_grad  false: the operators have no backward
+requires_grad  false, and no forward-mode tangent: the operators have no derivative
+inference      a written argument made in inference mode is written in inference mode only
 storage        the memory exists and holds every element
 alignment      the first element's address is a multiple of the specified bytes
 alias          a written argument shares no byte with another argument
@@ -33,6 +34,7 @@ from functools import cache, cached_property
 from typing import Any, cast
 
 import torch
+from torch.autograd import forward_ad
 
 from kernellib import targets
 
@@ -183,6 +185,8 @@ def _all_satisfied(arguments: Sequence[tuple[TensorSpec, Any]], device_type: str
                 and value.is_contiguous()
                 and not (value.requires_grad or value.is_quantized or value.is_nested)
                 and not (value.is_conj() or value.is_neg())
+                and not _has_tangent(value)
+                and not (spec.written and _is_frozen(value))
                 and value.device == device
                 and address
                 and address % spec.alignment == 0
@@ -246,8 +250,29 @@ def _tensor_violations(
         )
     if tensor.requires_grad:
         yield Violation("requires_grad", name, "True", "False", "detach it: the operator has no backward")
+    elif _has_tangent(tensor):
+        remedy = "unpack the dual tensor: the operator has no derivative"
+        yield Violation("requires_grad", name, "a forward-mode tangent", "False", remedy)
+    if spec.written and _is_frozen(tensor):
+        got, wanted = "an inference tensor, outside inference mode", "a tensor that may be written here"
+        yield Violation("inference", name, got, wanted, "call under torch.inference_mode(), or clone it")
     if layout is None:
         yield from _memory_violations(spec, tensor)
+
+
+def _has_tangent(tensor: torch.Tensor) -> bool:
+    """Whether forward-mode differentiation follows the tensor; its tangent would be lost without a word."""
+    if forward_ad._current_level < 0:
+        return False
+    try:
+        return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
+    except (RuntimeError, NotImplementedError):
+        return False
+
+
+def _is_frozen(tensor: torch.Tensor) -> bool:
+    """Whether torch refuses to write the tensor here; it would notice only after the write."""
+    return tensor.is_inference() and not torch.is_inference_mode_enabled()
 
 
 def _odd_layout(tensor: torch.Tensor) -> str | None:
@@ -343,9 +368,9 @@ def check_positive_float(argument: str, value: object) -> list[Violation]:
     bool, int, strings and tensors are refused: a tensor would have to be read, which waits for a device.
     A subclass of float (numpy.float64) is one.
     """
-    if not isinstance(value, float):
+    if not issubclass(type(value), float):  # not isinstance, which asks the object itself
         return [Violation("value", argument, type(value).__name__, "a float", f"pass {argument} as a float")]
-    number = float(value)
+    number = float.__float__(cast(float, value))  # what torch reads, whatever a subclass says
     if not math.isfinite(number) or number <= 0.0:
         return [
             Violation("value", argument, repr(number), "finite and above 0", "pass a small positive number")

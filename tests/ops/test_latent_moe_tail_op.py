@@ -7,14 +7,25 @@ They run the reference target: what is tested here is the op, not a kernel.
 from __future__ import annotations
 
 import dataclasses
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
-from kernellib import ContractError, latent_moe_tail
+from kernellib import ContractError, latent_moe_tail, supports_latent_moe_tail
+from kernellib.emulator import active_session, emulated
 from kernellib.ops.latent_moe_tail.config import DEFAULT_CONFIG
-from kernellib.ops.latent_moe_tail.reference import TailInputs, make_inputs, production_chain
+from kernellib.ops.latent_moe_tail.reference import (
+    TailInputs,
+    against_oracle,
+    make_inputs,
+    oracle_f64,
+    production_chain,
+)
+from kernellib.targets import execution_scope
 
 REFERENCE = {"target": "reference"}
 EPS = 1e-5
@@ -54,6 +65,119 @@ def test_new_result_and_out_agree(inputs: TailInputs, expected: torch.Tensor) ->
     second = latent_moe_tail(*inputs, eps=EPS, target="reference")
     assert torch.equal(first, expected)
     assert first.data_ptr() != second.data_ptr()
+
+
+def test_a_thread_joins_no_session_that_ends_under_it(inputs: TailInputs) -> None:
+    """Threads without a session of their own take turns; four at once, with nothing compiled yet."""
+    p, y = oracle_f64(*inputs, EPS)
+    with ThreadPoolExecutor(4) as pool:
+        runs = [pool.submit(latent_moe_tail, *inputs, eps=EPS, target="emulator") for _ in range(4)]
+        results = [run.result() for run in runs]
+    for result in results:
+        assert against_oracle(result, p, y, inputs.shared).judged_ulp_error <= 1.0
+
+
+def test_a_session_of_another_thread_is_not_closed_under_a_launch() -> None:
+    """The scope of one thread ends only after it let the other's begin."""
+    first_inside, second_tried = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def first() -> None:
+        with execution_scope("emulator"):
+            first_inside.set()
+            second_tried.wait(0.2)
+            order.append("first ends")
+
+    def second() -> None:
+        first_inside.wait()
+        with execution_scope("emulator"):
+            second_tried.set()
+            order.append("second begins")
+            assert active_session() is not None
+
+    with ThreadPoolExecutor(2) as pool:
+        for run in [pool.submit(first), pool.submit(second)]:
+            run.result()
+    assert order == ["first ends", "second begins"]
+
+
+def test_a_launch_joins_the_callers_session_without_waiting() -> None:
+    """Ranks of a World wait for each other inside their launches."""
+    both = threading.Barrier(2, timeout=20)
+
+    def rank() -> None:
+        with execution_scope("emulator"):
+            both.wait()
+
+    with emulated(), ThreadPoolExecutor(2) as pool:
+        for run in [pool.submit(rank), pool.submit(rank)]:
+            run.result()
+
+
+def test_the_reference_keeps_bf16_under_autocast(inputs: TailInputs, expected: torch.Tensor) -> None:
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert torch.equal(latent_moe_tail(*inputs, eps=EPS, target="reference"), expected)
+
+
+@pytest.mark.parametrize("eps", [1, True])
+def test_eps_is_a_float_in_a_compiled_graph_too(inputs: TailInputs, eps: object) -> None:
+    compiled = torch.compile(
+        lambda *args: latent_moe_tail(*args, eps=eps, target="reference"), backend="eager"
+    )
+    with pytest.raises(ContractError, match="eps"):
+        compiled(*inputs)
+
+
+def test_out_is_no_input_in_a_compiled_graph_too(inputs: TailInputs) -> None:
+    shared = inputs.shared.clone()
+    tensors = (*inputs[:3], shared)
+    compiled = torch.compile(
+        lambda *args: latent_moe_tail(*args, out=args[3], target="reference"), backend="aot_eager"
+    )
+    with pytest.raises(ContractError, match="out"):
+        compiled(*tensors)
+    assert torch.equal(shared, inputs.shared)
+
+
+def test_a_tangent_is_refused_and_not_lost(inputs: TailInputs) -> None:
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(inputs.routed, torch.ones_like(inputs.routed))
+        with pytest.raises(ContractError, match="tangent"):
+            latent_moe_tail(dual, *inputs[1:], target="reference")
+        assert latent_moe_tail(*inputs, target="reference").isfinite().all()
+
+
+def test_an_inference_tensor_is_written_in_inference_mode_only(inputs: TailInputs) -> None:
+    with torch.inference_mode():
+        out = poison()
+        latent_moe_tail(*inputs, out=out, target="reference")
+        assert out.isfinite().all()
+        out.fill_(float("nan"))
+    for target in ("reference", "emulator"):
+        with pytest.raises(ContractError, match="inference"):
+            latent_moe_tail(*inputs, out=out, target=target)
+        assert out.isnan().all()
+
+
+class Liar(float):
+    """Says another value than torch would read."""
+
+    def __float__(self) -> float:
+        return 1e-6
+
+
+class Angry:
+    """Objects to being asked."""
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        raise RuntimeError("no")
+
+
+def test_what_counts_is_the_float_that_torch_reads(inputs: TailInputs) -> None:
+    assert not supports_latent_moe_tail(*inputs, eps=Liar(-1.0), target="reference")
+    assert supports_latent_moe_tail(*inputs, eps=Liar(1e-5), target="reference")
+    assert not supports_latent_moe_tail(*inputs, eps=Angry(), target="reference")
 
 
 def test_inputs_are_left_alone(inputs: TailInputs) -> None:

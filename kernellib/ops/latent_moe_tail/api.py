@@ -107,7 +107,10 @@ def latent_moe_tail(
             every clause that fails.
 
     Under ``torch.compile`` the call becomes the custom op ``kernellib::latent_moe_tail`` (or
-    ``latent_moe_tail_out``), which checks the same contract when it runs.
+    ``latent_moe_tail_out``), which checks the same contract when it runs, on the tensors that the compiler
+    hands it. What the compiler changes before is checked while it traces: the types of eps and config, and
+    that ``out`` is not one of the inputs. A view of an input as ``out`` is not found where the compiler
+    gives the op a copy instead; the op then writes no input, and the compiler copies back.
 
     Example:
         >>> from kernellib.ops.latent_moe_tail.reference import make_inputs
@@ -120,6 +123,8 @@ def latent_moe_tail(
         )
         if not report:
             raise ContractError(report)
+    else:
+        _check_while_tracing((routed, norm_weight, up_weight, shared), eps, out, config)
     config_name = "" if config is None else config.name
     if out is None:
         result: torch.Tensor = torch.ops.kernellib.latent_moe_tail(
@@ -191,6 +196,24 @@ def _op_out_fake(
     _check_metadata(routed, norm_weight, up_weight, shared)
 
 
+def _check_while_tracing(
+    inputs: tuple[torch.Tensor, ...], eps: float, out: torch.Tensor | None, config: TailConfig | None
+) -> None:
+    """What can no longer be told when the op runs: its schema makes floats of ints and a name of a config."""
+    violations = []
+    if not isinstance(eps, float):
+        violations.append(Violation("value", "eps", str(type(eps)), "a float", "pass eps as a float"))
+    if config is not None and not isinstance(config, TailConfig):
+        remedy = "pass a TailConfig, or None for the tuned one"
+        violations.append(Violation("config", "config", str(type(config)), "TailConfig or None", remedy))
+    for spec, tensor in zip(SPECS, inputs, strict=True):
+        if out is tensor:
+            got = f"{spec.argument} itself"
+            violations.append(Violation("alias", "out", got, "memory of its own", "pass another tensor"))
+    if violations:
+        raise ContractError(SupportReport(OPERATOR, tuple(violations)))
+
+
 def _check_metadata(*tensors: torch.Tensor) -> None:
     """Shapes and dtypes while tracing, where there is no memory to look at; the rest follows at run time."""
     violations = []
@@ -220,7 +243,9 @@ def _run(
     result = torch.empty_like(inputs.shared) if out is None else out
     name = report.target.name
     if name == "reference":
-        return result.copy_(production_chain(*inputs, eps))
+        # bf16 whatever the caller's autocast says: the chain rounds where the formula does.
+        with torch.autocast(inputs.routed.device.type, enabled=False):
+            return result.copy_(production_chain(*inputs, eps))
     if name == "cuda":
         from .kernel_triton import launch_triton  # noqa: PLC0415  (triton is optional)
 

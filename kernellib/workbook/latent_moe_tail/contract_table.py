@@ -7,6 +7,7 @@ whose report names the clause and the argument, and must leave the output as it 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +75,11 @@ def _without_storage(arguments: Arguments) -> Arguments:
     return {"norm_weight": norm_weight}
 
 
+def _from_inference_mode(arguments: Arguments) -> Arguments:
+    with torch.inference_mode():
+        return {"out": torch.full_like(arguments["shared"], math.nan)}
+
+
 def _other_device(arguments: Arguments) -> Arguments:
     return {"shared": arguments["shared"].to("meta")}
 
@@ -97,6 +103,7 @@ BREACHES: tuple[Breach, ...] = (
     Breach("storage", "norm_weight", "a tensor whose memory was freed", _without_storage),
     Breach("alignment", "shared", "a slice that starts 2 bytes late", _misaligned),
     Breach("alias", "out", "out is the tensor shared", lambda a: {"out": a["shared"]}),
+    Breach("inference", "out", "out was made in inference mode, the call is outside", _from_inference_mode),
     Breach("value", "eps", "eps = 0", lambda _: {"eps": 0.0}),
     Breach("value", "eps", "eps = NaN", lambda _: {"eps": float("nan")}),
     Breach("target", "target", "a target that does not exist", lambda _: {"target": "mi999x"}),
