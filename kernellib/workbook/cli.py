@@ -3,13 +3,15 @@
 
 Exit status: 0 every chosen notebook passed; 1 at least one failed (the others ran, the index page
 says which claim); 2 the command asked for something that does not exist (notebook, parameter,
-target, profile); 130 interrupted, with the index page of what had finished.
+target, profile) or ``--out`` cannot be written to; 130 interrupted, with the index page of what had
+finished and the names of what had not.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +23,8 @@ from rich.table import Table
 
 from ..targets import TargetUnavailableError, resolve
 from .discovery import Notebook, default_notebooks_dir, find_notebooks
-from .errors import UsageError
+from .errors import OutputFolderError, UsageError
+from .parameters import check_known, parse_literal
 from .report import render_index, render_notebook
 from .runner import PROFILES, Failure, Limits, NotebookResult, run_notebooks, write_summary
 
@@ -132,7 +135,7 @@ class _Reporter:
     console: Console
     out: Path
     where: str
-    num_notebooks: int
+    planned: Sequence[str]
     results: list[NotebookResult] = field(default_factory=list)
     live: Progress | None = None
     current: ConsoleProgress | None = None
@@ -156,14 +159,23 @@ class _Reporter:
             self.live.start()
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, *_error: object) -> None:
         if self.live is not None:
             self.live.stop()
+        if error_type is not None and issubclass(error_type, KeyboardInterrupt):
+            self.write_index(interrupted=True)
 
     def listener_for(self, notebook: Notebook) -> ConsoleProgress:
-        title = f"({len(self.results) + 1}/{self.num_notebooks}) {notebook.name}"
+        self.write_index()  # before the first notebook too: an index of an earlier run must not stay
+        title = f"({len(self.results) + 1}/{len(self.planned)}) {notebook.name}"
         self.current = ConsoleProgress(self.console, self.live, title)
         return self.current
+
+    def write_index(self, interrupted: bool = False) -> None:
+        """Writes the index page and the summary of what has an outcome, naming what has none."""
+        pending = self.planned[len(self.results) :]
+        render_index(self.results, self.index, self.where, pending=pending, interrupted=interrupted)
+        write_summary(self.results, self.out / "summary.json", pending)
 
     def finished(self, result: NotebookResult) -> None:
         self.results.append(result)
@@ -172,15 +184,22 @@ class _Reporter:
         except Exception as error:  # one page less must not cost the verdicts of the others
             text = f"the notebook's page could not be rendered: {type(error).__name__}: {error}"
             result.failure = result.failure or Failure("page", text)
-        render_index(self.results, self.index, self.where)
-        write_summary(self.results, self.out / "summary.json")
+        self.write_index()
         if self.current is not None:
             self.current.close()
         _print_verdict(self.console, result)
 
 
+def _is_value(text: str) -> bool:
+    """Whether ``text`` after ``-p NAME`` is its value, and not the next option."""
+    return not text.startswith("-") or isinstance(parse_literal(text), int | float)
+
+
 def join_parameter_pairs(arguments: Sequence[str]) -> list[str]:
-    """Rewrites ``-p NAME VALUE`` to ``-p NAME=VALUE``, the form typer can read; values may start with "-".
+    """Rewrites ``-p NAME VALUE`` to ``-p NAME=VALUE``, the form typer can read.
+
+    A VALUE that starts with "-" must be a number: anything else there is the next option, and the NAME
+    without a value is left for ``parse_overrides`` to refuse.
 
     Example:
         >>> join_parameter_pairs(["run", "-p", "seed", "-1", "-p", "trials=3"])
@@ -193,7 +212,8 @@ def join_parameter_pairs(arguments: Sequence[str]) -> list[str]:
         joined.append(argument)
         if argument in {"-p", "--parameter"} and pending:
             name = pending.pop(0)
-            joined.append(f"{name}={pending.pop(0)}" if "=" not in name and pending else name)
+            takes_next = "=" not in name and not name.startswith("-") and pending and _is_value(pending[0])
+            joined.append(f"{name}={pending.pop(0)}" if takes_next else name)
     return joined
 
 
@@ -201,17 +221,46 @@ def parse_overrides(pairs: Sequence[str]) -> dict[str, str]:
     """``NAME=VALUE`` texts as a mapping.
 
     Raises:
-        UsageError: a text without "=" or without a name, or a name given twice.
+        UsageError: a text without "=" or with a name that no parameter can have, or a name given twice.
     """
     overrides: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise UsageError(f"-p got {pair!r}, wanted NAME VALUE, for example: -p trials 5")
+        if not equals or not name.isidentifier():
+            raise UsageError(
+                f"-p got {pair!r}, wanted NAME VALUE, for example: -p trials 5 "
+                "(NAME=VALUE where VALUE starts with - and is no number)"
+            )
         if name in overrides:
             raise UsageError(f"-p {name} is given twice; give it once")
         overrides[name] = value
     return overrides
+
+
+def _demand_writable(folder: Path) -> None:
+    """Makes ``folder`` and demands that files can be made there.
+
+    Raises:
+        OutputFolderError: they cannot.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OutputFolderError(
+            f"--out: cannot write to the folder {folder}: {error.strerror or error}; "
+            "name a folder where files can be made"
+        ) from error
+
+
+def _value_of(option: str, given: str, overrides: Mapping[str, str]) -> str:
+    """The value of ``--option`` in effect: notebooks see ``-p option VALUE`` in its place."""
+    text = overrides.get(option)
+    if text is None:
+        return given
+    value = parse_literal(text)  # quotes are allowed there
+    return value if isinstance(value, str) else text
 
 
 @app.command("run")
@@ -239,14 +288,18 @@ def run_command(
     """Run notebooks headlessly and write an index page of their claims."""
     errors = Console(stderr=True)
     try:
-        if profile not in PROFILES:
-            raise UsageError(f"profile got {profile!r}, wanted one of {', '.join(PROFILES)}")
         overrides = parse_overrides(parameters or [])
         found = find_notebooks(notebooks or default_notebooks_dir(), names or [])
+        check_known(overrides, [notebook.parameters for notebook in found])
+        target, profile = _value_of("target", target, overrides), _value_of("profile", profile, overrides)
+        if profile not in PROFILES:
+            raise UsageError(f"profile got {profile!r}, wanted one of {', '.join(PROFILES)}")
         info = resolve(target)
         limits = Limits(cell_timeout or PROFILES[profile].cell_s, run_timeout or PROFILES[profile].run_s)
-        out.mkdir(parents=True, exist_ok=True)
-        with _Reporter(Console(), out, f"{info.name} ({info.device_name})", len(found)) as reporter:
+        for folder in dict.fromkeys([out, *(out / notebook.folder for notebook in found)]):
+            _demand_writable(folder)
+        where, planned = f"{info.name} ({info.device_name})", [notebook.name for notebook in found]
+        with _Reporter(Console(), out, where, planned) as reporter:
             results = run_notebooks(
                 found,
                 out,

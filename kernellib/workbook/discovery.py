@@ -62,10 +62,18 @@ def read_parameters(path: Path) -> dict[str, ParameterSpec]:
     """The parameters that a notebook declares in its cell tagged ``parameters``.
 
     Raises:
-        NotebookFormatError: a default is not a plain value (a literal).
+        NotebookFormatError: a default is not a plain value (a literal), or papermill cannot read the
+            cell, as where the metadata name no kernel.
     """
     specs: dict[str, ParameterSpec] = {}
-    for name, entry in papermill.inspect_notebook(str(path)).items():
+    try:
+        declared = papermill.inspect_notebook(str(path))
+    except Exception as error:  # papermill raises ValueError, its own errors and what its parsers raise
+        raise NotebookFormatError(
+            f"{path.name}: its parameters cannot be read: {error}; wanted a Python notebook whose metadata "
+            'have a kernelspec (save it with the kernel "Python 3")'
+        ) from error
+    for name, entry in declared.items():
         try:
             default = ast.literal_eval(entry["default"])
         except (ValueError, SyntaxError) as error:

@@ -161,6 +161,11 @@ class LimitedClient(PapermillNotebookClient):  # type: ignore[misc]  # papermill
                 f"{where} ran past the cell limit of {self._cell_timeout_s:g} s; the kernel was killed. "
                 "Raise --cell-timeout or find out what hangs"
             ) from None
+        except KeyboardInterrupt:
+            # Killed before its sockets close: a kernel that finds them closed prints tracebacks.
+            self.shutdown_kernel = "immediate"
+            self._kill_group()
+            raise
         finally:
             self._listener.cell_finished(position, len(self._code_idx), time.monotonic() - started)
 
@@ -179,9 +184,6 @@ class LimitedClient(PapermillNotebookClient):  # type: ignore[misc]  # papermill
         """
         try:
             return cast(NotebookNode, super().execute(**options))
-        except KeyboardInterrupt:
-            self.shutdown_kernel = "immediate"
-            raise
         finally:
             self._kill_group()
 

@@ -12,6 +12,10 @@ class UsageError(WorkbookError):
     """The command line asked for something that does not exist (exit status 2)."""
 
 
+class OutputFolderError(UsageError):
+    """The folder of ``--out`` cannot be made or written to."""
+
+
 class UnknownNotebookError(UsageError):
     """A NAME matches no notebook, or more than one."""
 

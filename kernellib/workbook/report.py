@@ -69,6 +69,7 @@ section { background: #fff; border: 1px solid #d0d7de; border-radius: 10px; padd
 .badge { border-radius: 999px; padding: 2px 10px; font-size: 12px; font-weight: 600; white-space: nowrap; }
 .pass { background: #dafbe1; color: #116329; }
 .fail { background: #ffebe9; color: #a40e26; }
+.pending { background: #eaeef2; color: #424a53; }
 .measured { background: #ddf4ff; color: #0a3069; }
 .counted { background: #e6f4ea; color: #0f5132; }
 .modelled { background: #fff3cd; color: #664d03; }
@@ -213,25 +214,61 @@ def environment_line() -> str:
     return " · ".join(parts)
 
 
-def render_index(results: Sequence[NotebookResult], path: Path, where: str = "") -> Path:
+def _headline(results: Sequence[NotebookResult], pending: Sequence[str], interrupted: bool) -> str:
+    """The verdict of the whole run; "all passed" only where every chosen notebook ran and passed."""
+    claims = [claim for result in results for claim in result.claims]
+    holding = sum(claim["verdict"] == "pass" for claim in claims)
+    passed = sum(result.passed for result in results)
+    planned = len(results) + len(pending)
+    if interrupted:
+        badge = _badge("interrupted", "fail")
+    elif passed < len(results):
+        badge = _badge("failed", "fail")
+    elif pending:
+        badge = _badge("not finished", "pending")
+    else:
+        badge = _badge("all passed", "pass")
+    ran = f"{len(results)} of {planned} notebooks ran, " if pending else ""
+    return f"{badge} {ran}{passed} of {planned} notebooks passed, {holding} of {len(claims)} claims hold"
+
+
+def _pending_section(names: Sequence[str], interrupted: bool) -> str:
+    """The chosen notebooks without a verdict."""
+    if not names:
+        return ""
+    why = (
+        "The run was interrupted before these had a verdict."
+        if interrupted
+        else "These have no verdict: they run now or later, or the run was killed."
+    )
+    items = "".join(f"<li>{html.escape(name)}</li>" for name in names)
+    return (
+        f'<section><div class="head">{_badge("not run to the end", "pending")}</div>'
+        f'<p class="muted">{why}</p><ul>{items}</ul></section>'
+    )
+
+
+def render_index(
+    results: Sequence[NotebookResult],
+    path: Path,
+    where: str = "",
+    *,
+    pending: Sequence[str] = (),
+    interrupted: bool = False,
+) -> Path:
     """Writes the index page: every notebook with its verdicts, sources, duration, links and pictures.
 
     Args:
         results: outcomes in the order they ran.
         path: the page to write.
         where: what the notebooks ran on, for the headline, for example "emulator on <processor>".
+        pending: names of the chosen notebooks that have no outcome (yet); they are listed.
+        interrupted: whether the user ended the run.
 
     Returns:
         ``path``.
     """
-    claims = [claim for result in results for claim in result.claims]
-    holding = sum(claim["verdict"] == "pass" for claim in claims)
-    passed = sum(result.passed for result in results)
-    good = passed == len(results)
-    headline = (
-        f"{_badge('all passed' if good else 'failed', 'pass' if good else 'fail')} "
-        f"{passed} of {len(results)} notebooks passed, {holding} of {len(claims)} claims hold"
-    )
+    headline = _headline(results, pending, interrupted)
     legend = " ".join(
         f"{_badge(source, source)} {meaning}"
         for source, meaning in (
@@ -241,7 +278,8 @@ def render_index(results: Sequence[NotebookResult], path: Path, where: str = "")
             ("checked", "values compared"),
         )
     )
-    body = "".join(_section(result, path.parent) for result in results)
+    sections = [_section(result, path.parent) for result in results]
+    body = "".join([*sections, _pending_section(pending, interrupted)])
     place = f" on {html.escape(where)}" if where else ""
     path.write_text(
         f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'

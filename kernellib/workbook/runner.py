@@ -295,8 +295,14 @@ def run_notebooks(
     return results
 
 
-def write_summary(results: Sequence[NotebookResult], path: Path) -> None:
-    """Writes the outcomes as JSON: one entry per notebook, with claims and failure."""
+def write_summary(results: Sequence[NotebookResult], path: Path, pending: Sequence[str] = ()) -> None:
+    """Writes the outcomes as JSON: one entry per notebook, with claims and failure.
+
+    Args:
+        results: outcomes in the order they ran.
+        path: the file to write.
+        pending: names of the chosen notebooks that have no outcome, under the key "pending".
+    """
     entries = [
         {
             "notebook": result.notebook.name,
@@ -310,4 +316,5 @@ def write_summary(results: Sequence[NotebookResult], path: Path) -> None:
         }
         for result in results
     ]
-    path.write_text(json.dumps({"notebooks": entries}, indent=1) + "\n", encoding="utf-8")
+    summary = {"notebooks": entries, "pending": list(pending)}
+    path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")

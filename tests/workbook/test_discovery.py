@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,19 @@ def test_broken_notebooks_are_reported_not_raised(make_notebook) -> None:
     assert "plain value" in first.problem
     assert second.problem is not None
     assert "not a readable notebook" in second.problem
+
+
+def test_a_notebook_without_a_kernelspec_is_reported_not_raised(make_notebook) -> None:
+    make_notebook("a")
+    root = make_notebook("b")
+    content = json.loads((root / "b.ipynb").read_text())
+    content["metadata"] = {}
+    (root / "b.ipynb").write_text(json.dumps(content))
+    good, bad = find_notebooks(root)
+    assert good.problem is None
+    assert bad.problem is not None
+    assert "kernelspec" in bad.problem
+    assert bad.title == "The notebook b"
 
 
 def test_checkpoints_and_outputs_are_no_notebooks(make_notebook, tmp_path: Path) -> None:
