@@ -223,13 +223,21 @@ def test_the_object(tmp_path: Path) -> None:
     [
         (["no_such_operator"], "UnknownOperatorError"),
         ([OPERATOR, "--config", "r3_w7_f3_stream_preload"], "TailConfigError"),
-        ([OPERATOR, "--config", "fast", "--emit", "object"], "TailConfigError"),
+        ([OPERATOR, "--config", "fast", "--emit", "object", "--out", "unused.hsaco"], "TailConfigError"),
     ],
 )
 def test_wrong_names_exit_with_the_reason(arguments: list[str], says: str) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 1
     assert says in result.output
+
+
+def test_an_object_is_not_written_where_nobody_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, [OPERATOR, "--config", OTHER.name, "--emit", "object"])
+    assert result.exit_code == 2
+    assert f"--out {OPERATOR}.hsaco" in result.output
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_it_starts_as_a_module() -> None:

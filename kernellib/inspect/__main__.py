@@ -34,7 +34,10 @@ def main(
     ] = None,
     emit: Annotated[Emit | None, typer.Option(help="Write the gfx950 listing or the linked object.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="File to write to; several kernels get a name each.")
+        Path | None,
+        typer.Option(
+            help="File to write to; several kernels get a name each. An object needs it, the rest is printed."
+        ),
     ] = None,
 ) -> None:
     """Shows what the compiler made of every kernel that OPERATOR launches."""
@@ -42,8 +45,11 @@ def main(
         for name in operator_names():
             typer.echo(f"{name}: {len(inspection_of(name).config_names())} configurations")
         return
+    if emit is Emit.OBJECT and out is None:
+        typer.echo(f"--emit object got no --out, wanted a file: --out {operator}.hsaco", err=True)
+        raise typer.Exit(2)
     try:
-        if emit is Emit.OBJECT:
+        if emit is Emit.OBJECT and out is not None:
             _emit_objects(operator, config, out)
         elif emit is Emit.ASM:
             _emit_listings(operator, config, out)
@@ -54,12 +60,12 @@ def main(
         raise typer.Exit(1) from error
 
 
-def _emit_objects(operator: str, config: str | None, out: Path | None) -> None:
+def _emit_objects(operator: str, config: str | None, out: Path) -> None:
     from .linking import link_operator  # noqa: PLC0415
 
     objects = link_operator(operator, config)
     for name, image in objects.items():
-        path = _path_for(out or Path(f"{name}.hsaco"), name, objects)
+        path = _path_for(out, name, objects)
         path.write_bytes(image)
         typer.echo(f"{name}: {len(image)} bytes to {path}")
 
