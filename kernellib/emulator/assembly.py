@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from kernellib.emulator.descriptor import check_directive, check_target, first_beyond
 from kernellib.emulator.errors import AssemblySyntaxError
 from kernellib.emulator.metadata import check_kernel_metadata
 from kernellib.emulator.operands import ModifierValue, Operand, parse_int, parse_operands, split_top_level
@@ -26,7 +27,7 @@ _COMMENT = re.compile(r"\s*(;|//|#ASM).*$")
 # Directives that carry nothing an execution needs (alignment, symbol attributes, unwind and linker hints).
 _IGNORED = frozenset(
     {".amdhsa_code_object_version", ".globl", ".global", ".p2align", ".p2alignl", ".p2alignw", ".balign"}
-    | {".align", ".type", ".size", ".fill", ".weak", ".protected", ".hidden", ".internal", ".local", ".ident"}
+    | {".align", ".size", ".fill", ".weak", ".protected", ".hidden", ".internal", ".local", ".ident"}
     | {".addrsig", ".addrsig_sym", ".cfi_sections", ".cfi_startproc", ".cfi_endproc", ".cfi_escape"}
     | {".cfi_undefined", ".cfi_def_cfa", ".cfi_offset", ".cfi_def_cfa_offset", ".end"}
 )
@@ -93,6 +94,7 @@ class _Parser:
         self.labels: dict[str, int] = {}
         self.symbols: dict[str, int] = {}
         self.descriptors: dict[str, dict[str, int]] = {}
+        self.functions: set[str] = set()
         self.files: dict[int, str] = {}
         self.metadata: dict[str, Any] = {}
         self.source: SourceLine | None = None
@@ -181,7 +183,13 @@ class _Parser:
         value = self.expression(rest)
         if not 0 <= value < 1 << 31:
             raise self.error(f"{head} {value}: wants a count")
-        self.descriptors[self.kernel][head[len(".amdhsa_") :]] = value
+        name, descriptor = head[len(".amdhsa_") :], self.descriptors[self.kernel]
+        if name in descriptor:
+            raise self.error(f"{head} is given twice for kernel {self.kernel}")
+        problem = check_directive(name, value)
+        if problem is not None:
+            raise self.error(problem)
+        descriptor[name] = value
 
     def expression(self, text: str) -> int:
         """Integer or a symbol set earlier."""
@@ -208,6 +216,14 @@ class _Parser:
 
     def d_amdgcn_target(self, rest: str) -> None:
         self.target = rest.strip('"')
+        problem = check_target(self.target)
+        if problem is not None:
+            raise self.error(problem)
+
+    def d_type(self, rest: str) -> None:
+        name, _, kind = rest.partition(",")
+        if kind.strip() == "@function":
+            self.functions.add(name.strip())
 
     def d_text(self, rest: str) -> None:
         self.section = ".text"
@@ -292,9 +308,21 @@ class _Parser:
             if not 0 <= entry < len(self.instructions):
                 raise AssemblySyntaxError(f"kernel {name} has a descriptor but no code")
             kernels[name] = Kernel(name, entry, descriptor, by_name.get(name, {}))
+        self.check_registers(kernels)
         return Program(
             self.text, self.target, self.instructions, self.labels, self.symbols, kernels, self.metadata
         )
+
+    def check_registers(self, kernels: dict[str, Kernel]) -> None:
+        """Refuse code that uses registers its kernel's descriptor does not give it."""
+        starts = {self.labels.get(name, -1) for name in (*self.functions, *kernels)}
+        for kernel in kernels.values():
+            later = (start for start in starts if start > kernel.entry)
+            code = self.instructions[kernel.entry : min(later, default=len(self.instructions))]
+            found = first_beyond(kernel.descriptor, code)
+            if found is not None:
+                inst, problem = found
+                raise AssemblySyntaxError(f"kernel {kernel.name}: {problem}", inst.line_no, inst.text)
 
 
 _YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

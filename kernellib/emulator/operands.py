@@ -132,7 +132,7 @@ def _register(text: str) -> Operand | None:
     name, single, first, last = match.groups()
     lo = int((single or first)[:6])
     hi = int(last[:6]) if last else lo
-    limit = {"v": 512, "a": 256, "acc": 256, "s": 102, "ttmp": 16}[name]
+    limit = {"v": 256, "a": 256, "acc": 256, "s": 102, "ttmp": 16}[name]
     if not lo <= hi < limit or hi - lo >= 32:
         raise ValueError(f"register range {text} does not exist")
     if name == "ttmp":

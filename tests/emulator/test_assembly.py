@@ -106,7 +106,7 @@ def test_program_structure() -> None:
 
 @pytest.mark.parametrize(
     ("registers", "waves"),
-    [(1, 8), (64, 8), (65, 7), (72, 7), (128, 4), (129, 3), (206, 2), (256, 2), (512, 1)],
+    [(3, 8), (64, 8), (65, 7), (72, 7), (128, 4), (129, 3), (206, 2), (256, 2), (512, 1)],
 )
 def test_occupancy_by_vector_registers(registers: int, waves: int) -> None:
     # 512 registers per SIMD lane in granules of 8, at most 8 waves
