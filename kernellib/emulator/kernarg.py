@@ -26,8 +26,17 @@ def explicit_arguments(kernel: Kernel) -> list[dict[str, Any]]:
     return [a for a in args if not str(a.get(".value_kind", "")).startswith("hidden_")]
 
 
-def pack_value(value: Any, size: int, position: int) -> bytes:
-    """One argument as bytes: raw bytes, a tensor or array (its address), a Python or numpy number."""
+def pack_value(value: Any, size: int, position: int, is_pointer: bool = False) -> bytes:
+    """One argument as bytes: raw bytes, a tensor or array (its address), a Python or numpy number.
+
+    `is_pointer`: the metadata say that the kernel wants an address (`global_buffer`).  Where they only say
+    eight bytes `by_value`, which may be an address too, a double is given as numpy.float64.
+    """
+    if is_pointer and isinstance(value, (float, np.inexact)):
+        raise LaunchArgumentError(
+            f"argument {position}: got {type(value).__name__} {value!r}, the kernel wants a pointer: "
+            "give a tensor or an array"
+        )
     if isinstance(value, (bytes, bytearray)):
         raw = bytes(value)
     elif hasattr(value, "data_ptr"):
@@ -41,11 +50,12 @@ def pack_value(value: Any, size: int, position: int) -> bytes:
             raise LaunchArgumentError(f"argument {position}: {value} does not fit {size} bytes")
         raw = (int(value) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
     elif isinstance(value, float):
-        if size not in (4, 8):
+        if size != 4:
             raise LaunchArgumentError(
-                f"argument {position}: a Python float for {size} bytes; give numpy or raw bytes"
+                f"argument {position}: got the Python float {value!r} for {size} bytes, which may be "
+                "a pointer; give a tensor, an array, a numpy number or raw bytes"
             )
-        raw = struct.pack("<f" if size == 4 else "<d", value)
+        raw = struct.pack("<f", value)
     else:
         raise LaunchArgumentError(
             f"argument {position}: got {type(value).__name__}, wants a tensor, an array, a number or bytes"
@@ -60,6 +70,10 @@ def build_kernarg(
 ) -> bytearray:
     """The whole segment.  Raises LaunchArgumentError on a wrong count, size or an unknown hidden argument."""
     wanted = explicit_arguments(kernel)
+    if not isinstance(dynamic_lds_bytes, numbers.Integral) or dynamic_lds_bytes < 0:
+        raise LaunchArgumentError(
+            f"dynamic_lds_bytes {dynamic_lds_bytes!r}: wants a number of bytes, 0 or more"
+        )
     size = int(kernel.descriptor.get("kernarg_size", kernel.metadata.get(".kernarg_segment_size", 0)))
     if len(args) != len(wanted):
         raise LaunchArgumentError(f"kernel {kernel.name} wants {len(wanted)} arguments, got {len(args)}")
@@ -74,7 +88,8 @@ def build_kernarg(
         offset, length = int(entry[".offset"]), int(entry[".size"])
         if offset < 0 or length <= 0 or offset + length > size:
             raise LaunchArgumentError(f"argument {position} of {kernel.name} lies outside its segment")
-        segment[offset : offset + length] = pack_value(value, length, position)
+        is_pointer = entry.get(".value_kind") == "global_buffer"
+        segment[offset : offset + length] = pack_value(value, length, position, is_pointer)
     for entry in kernel.metadata.get(".args") or []:
         kind = str(entry.get(".value_kind", ""))
         if kind.startswith("hidden_"):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import numbers
 import threading
 import time
 from collections import Counter
@@ -381,12 +382,19 @@ def check_shape(kernel: Kernel, resources: KernelResources, grid: Dim3, block: D
 
 
 def as_dim3(value: int | Sequence[int], name: str) -> Dim3:
-    """A grid or block size as three ints."""
-    dims = (value,) if isinstance(value, int) else tuple(value)
-    if not 1 <= len(dims) <= 3 or not all(isinstance(d, int) for d in dims):
+    """A grid or block size as three ints; numpy integers count as integers, bools and floats do not."""
+    sequence = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+    if isinstance(value, np.ndarray) and value.ndim == 1:
+        sequence = True
+    dims: tuple[Any, ...] = tuple(value) if sequence else (value,)  # type: ignore[arg-type]
+    if not 1 <= len(dims) <= 3 or not all(_is_integer(d) for d in dims):
         raise LaunchArgumentError(f"{name} {value!r}: wants one to three integers")
-    x, y, z = (*dims, 1, 1)[:3]
+    x, y, z = (int(d) for d in (*dims, 1, 1)[:3])
     return x, y, z
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def run_assembly(

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 from listings import listing
 
-from kernellib.emulator import AssemblySyntaxError, parse
+from kernellib.emulator import AssemblySyntaxError, LaunchArgumentError, parse, run_assembly
 
 BODY = "\tv_mov_b32_e32 v1, v0\n\ts_mov_b32 s3, 0"
 LISTING = listing(BODY, num_pointers=1)
@@ -148,3 +151,46 @@ def test_another_functions_registers_are_its_own() -> None:
 )  # fmt: skip
 def test_registers_that_do_not_exist(line: str) -> None:
     assert "does not exist" in refused_at(with_code(line), line)
+
+
+COPY = listing("\ts_load_dwordx2 s[4:5], s[0:1], 0x0\n\ts_waitcnt lgkmcnt(0)", num_pointers=1)
+
+
+def launch(
+    grid: Any = 1, block: Any = 64, args: Any = None, lds: Any = 0, text: str = COPY
+) -> tuple[int, ...]:
+    values = [np.zeros(64, np.float32)] if args is None else args
+    report = run_assembly(text, None, grid, block, values, dynamic_lds_bytes=lds)
+    return (*report.grid, *report.block)
+
+
+@pytest.mark.parametrize("size", [1.5, 1.0, None, "2", b"2", True, (1, 2.0), (), (1, 1, 1, 1), 0, -1, {1: 2}])
+@pytest.mark.parametrize("name", ["grid", "block"])
+def test_sizes_that_are_none(name: str, size: Any) -> None:
+    with pytest.raises(LaunchArgumentError, match=f"^{name} "):
+        launch(**{name: size})
+
+
+@pytest.mark.parametrize("size", [2, np.int64(2), np.uint8(2), (np.int32(2), 1), [2, 1, 1], np.array([2, 1])])
+def test_sizes_that_are_integers(size: Any) -> None:
+    assert launch(grid=size) == (2, 1, 1, 64, 1, 1)
+    assert launch(block=size) == (1, 1, 1, 2, 1, 1)
+
+
+@pytest.mark.parametrize("lds", [-1, 1.5, None, "16"])
+def test_amounts_of_lds_that_are_none(lds: Any) -> None:
+    with pytest.raises(LaunchArgumentError, match="dynamic_lds_bytes"):
+        launch(lds=lds)
+
+
+@pytest.mark.parametrize("kind", ["by_value", "global_buffer"])
+@pytest.mark.parametrize("value", [1.5, np.float32(1.5), None, "x"])
+def test_no_pointer(kind: str, value: Any) -> None:
+    with pytest.raises(LaunchArgumentError, match="argument 0: got "):
+        launch(args=[value], text=COPY.replace("by_value", kind))
+
+
+def test_a_double_is_a_value_but_no_pointer() -> None:
+    assert launch(args=[np.float64(1.5)]) == (1, 1, 1, 64, 1, 1)
+    with pytest.raises(LaunchArgumentError, match=r"argument 0: got float64 .* wants a pointer"):
+        launch(args=[np.float64(1.5)], text=COPY.replace("by_value", "global_buffer"))
