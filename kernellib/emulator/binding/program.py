@@ -10,6 +10,14 @@ from typing import Any
 from kernellib.emulator.assembly import Instruction, Program
 from kernellib.emulator.binding.buffer import bind_buffer
 from kernellib.emulator.binding.control import HANDLERS, ControlContext
+from kernellib.emulator.binding.encoding import (
+    check_exchange,
+    check_fields,
+    check_memory,
+    check_registers,
+    check_scalar,
+    check_vector,
+)
 from kernellib.emulator.binding.lds import bind_exchange, bind_lds
 from kernellib.emulator.binding.memory import bind_global, bind_scratch
 from kernellib.emulator.binding.scalar import bind_scalar
@@ -99,9 +107,14 @@ def bind_instruction(
         raise UnknownInstructionError(
             f"{inst.mnemonic} is not in the instruction table", inst.line_no, inst.text
         )
+    check_registers(inst)
+    check_fields(inst)
     if isinstance(definition, AluDef) and definition.mnemonic.startswith("ds_"):
+        check_exchange(inst)
         return (*bind_exchange(ctx, inst, definition), False)
     if isinstance(definition, AluDef):
+        if len(inst.operands) == definition.signature.num_text_operands:  # else the binder says what it wants
+            (check_scalar if definition.is_scalar else check_vector)(inst, definition)
         touched = 0
         for operand in inst.operands:
             touched |= register_bits(operand)
@@ -109,6 +122,7 @@ def bind_instruction(
             touched |= 3 << (SGPR_BIT + VCC)
         return (bind_scalar if definition.is_scalar else bind_vector)(ctx, inst, definition), touched, False
     if isinstance(definition, MemoryDef):
+        check_memory(inst, definition)
         binder = {
             "global": bind_global, "flat": bind_global, "scratch": bind_scratch, "buffer": bind_buffer,
             "lds": bind_lds, "scalar": bind_scalar_load, "scalar_buffer": bind_scalar_load,
