@@ -360,8 +360,11 @@ def test_a_spin_sees_the_store_in_the_end(seed: int, scope: str) -> None:
     .Lwaits:
         {POLL.format(scope=scope)}
         """
+    flag = np.zeros(4, np.uint32)
     with relaxed(seed) as session:
-        session.run_assembly(listing(body, 1), None, 2, 64, [np.zeros(4, np.uint32)])
+        session.run_assembly(listing(body, 1), None, 2, 64, [flag])
+    assert flag.tolist() == [0, 0, 3, 0]
+    assert session.launches[-1].instruction_counts["global_load_dword"] >= 1  # it did poll
 
 
 def test_the_instruction_limit_holds() -> None:

@@ -236,11 +236,14 @@ def test_the_last_to_arrive_at_a_counter_has_acquired_from_all(acquire: str, mod
 
 @everywhere
 def test_launches_in_order_are_no_race(mode: str) -> None:
-    data = np.zeros(128, np.uint32)
+    data = np.full(128, 7, np.uint32)
     text = listing(TWO_WRITERS.format(place="s_nop 0", store="global_store_dword v1, v2, s[4:5]"), 1)
     with emulator.emulated(mode=mode, sanitize="all") as session:
         for _ in range(3):
+            data[:64] = 7
             session.run_assembly(text, None, 1, 64, [data])
+            assert np.array_equal(data, np.repeat(np.array([0, 7], np.uint32), 64))
+    assert len(session.launches) == 3
 
 
 @everywhere

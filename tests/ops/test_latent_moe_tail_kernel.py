@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 import torch
 
 from kernellib import TailConfig, latent_moe_tail
 from kernellib.emulator import Session, emulated
 from kernellib.numerics import ErrorReport, compare
-from kernellib.ops.latent_moe_tail.config import WEIGHT_BYTES
+from kernellib.ops.latent_moe_tail.config import DEFAULT_CONFIG, LATENT_DIM, MODEL_DIM, WEIGHT_BYTES
 from kernellib.ops.latent_moe_tail.reference import (
     InputKind,
     TailInputs,
@@ -112,6 +114,47 @@ def test_sum_of_squares_past_fp32_gives_shared(session: Session) -> None:
     assert torch.equal(out, inputs.shared)
 
 
+def zero_inputs(seed: int) -> TailInputs:
+    """Inputs whose every result is a zero of exact sign +0; row r is of kind r % 6, shared is -0 in odd kinds
+    and in every other six rows of the even ones.
+
+    Kinds: weights +0; weights -0; every product -0; every product +0; two products that cancel; a p that
+    shared cancels.
+    """
+    inputs = make_inputs(seed)
+    inputs.routed[0, 1], inputs.norm_weight[1] = inputs.routed[0, 0], inputs.norm_weight[0]
+    signs = torch.where(torch.signbit(inputs.routed[0] * inputs.norm_weight), -1.0, 1.0)
+    rows = torch.zeros(6, LATENT_DIM)
+    rows[1] = -rows[1]
+    rows[2], rows[3] = torch.copysign(rows[2], -signs), torch.copysign(rows[3], signs)
+    rows[4, 0], rows[4, 1] = 1.0, -1.0
+    rows[5, 0] = 1.0
+    index = torch.arange(MODEL_DIM)
+    inputs.up_weight.copy_(rows[index % 6])
+    inputs.shared.zero_()
+    inputs.shared[0, (index % 6 % 2 == 1) | (index // 6 % 2 == 1)] = -0.0
+    p, _ = oracle_f64(*inputs, EPS)
+    cancelled = index % 6 == 5
+    assert (p[cancelled.numpy()] != 0).all()
+    inputs.shared[0, cancelled] = -torch.from_numpy(p)[cancelled].bfloat16()
+    return inputs
+
+
+@pytest.mark.parametrize("config", [DEFAULT_CONFIG, OTHER_CONFIGS[0]], ids=lambda config: config.name)
+@pytest.mark.parametrize("seed", [20, 21])
+def test_a_zero_has_the_sign_that_ieee_754_gives_it(session: Session, seed: int, config: TailConfig) -> None:
+    """Rounding to nearest, +0 + -0 and x - x are +0 [IEEE 754-2019, 6.3]; sums start at +0, so p is +0."""
+    inputs = zero_inputs(seed)
+    p, y = oracle_f64(*inputs, EPS)
+    zero_p = np.arange(MODEL_DIM) % 6 != 5
+    assert not p[zero_p].any()
+    assert not np.signbit(p[zero_p]).any()
+    bits = run(inputs, config).view(torch.int16)
+    for expected in (torch.from_numpy(y).bfloat16(), production_chain(*inputs, EPS)):
+        assert torch.equal(bits, expected.view(torch.int16).reshape(1, -1))
+    assert not bits.any()  # all of them are +0
+
+
 @pytest.mark.parametrize("eps", [1e-12, 0.5, 1e30])
 def test_eps(session: Session, eps: float) -> None:
     inputs = make_inputs(9)
@@ -207,3 +250,68 @@ def test_the_op_compiles_and_runs_there(common: TailInputs, common_result: torch
         lambda *tensors: latent_moe_tail(*tensors, target="emulator"), fullgraph=True, backend="eager"
     )
     assert torch.equal(compiled(*common), common_result)
+
+
+def buffer_bounds(listing: str) -> list[tuple[str, int | None, bool]]:
+    """(mnemonic, num_records, stride cleared) of each buffer access, by following the scalar moves.
+
+    Word 2 of a resource is num_records; in bytes where the stride, bits 29:16 of word 1, is 0
+    [CDNA4 ISA, "Buffer resource descriptor"]. A register that anything but a move wrote counts as unknown.
+    """
+    values: dict[int, int | None] = {}
+    masked: set[int] = set()  # registers whose upper half an s_and_b32 cleared
+    found = []
+    for line in listing.splitlines():
+        mnemonic, _, rest = line.strip().partition(" ")
+        operands = [text.strip() for text in rest.split(",")]
+        if mnemonic.startswith("buffer_"):
+            resource = next(text for text in operands if re.fullmatch(r"s\[\d+:\d+\]", text))
+            first = int(resource[2:].partition(":")[0])
+            found.append((mnemonic, values.get(first + 2), first + 1 in masked))
+        target = re.fullmatch(r"s(?:(\d+)|\[(\d+):(\d+)\])", operands[0])
+        if target is None or not mnemonic.startswith("s_") or mnemonic.startswith(("s_cmp", "s_bitcmp")):
+            continue
+        first, last = int(target[1] or target[2]), int(target[1] or target[3])
+        source = re.fullmatch(r"s(?:(\d+)|\[(\d+):\d+\])", operands[1]) if len(operands) > 1 else None
+        for register in range(first, last + 1):
+            value = None
+            if mnemonic in ("s_mov_b32", "s_mov_b64") and source is not None:
+                value = values.get(int(source[1] or source[2]) + register - first)
+            elif mnemonic in ("s_mov_b32", "s_movk_i32") and re.fullmatch(r"-?(0x)?[0-9a-f]+", operands[1]):
+                value = int(operands[1], 0) & 0xFFFF_FFFF
+            values[register] = value
+            masked.discard(register)
+        if mnemonic == "s_and_b32" and operands[2] == "0xffff":
+            masked.add(first)
+    return found
+
+
+@pytest.mark.parametrize("config", [DEFAULT_CONFIG, *OTHER_CONFIGS], ids=lambda config: config.name)
+def test_every_buffer_ends_with_its_tensor(
+    tail_listing: Callable[[TailConfig], str], config: TailConfig, common: TailInputs
+) -> None:
+    routed, gamma, up, shared = (tensor.numel() * tensor.element_size() for tensor in common)
+    folds = -(-config.rows_per_wave // 4)
+    bounds = buffer_bounds(tail_listing(config))
+    assert all(stride_cleared for _, _, stride_cleared in bounds)
+    expected = [
+        *[("buffer_load_dwordx4", routed)] * 7,
+        *[("buffer_load_dwordx4", gamma)] * 7,
+        *[("buffer_load_ushort", shared)] * folds,
+        *[("buffer_load_dwordx4", up)] * 7 * config.rows_per_wave,
+    ]
+    accesses = [(mnemonic, num_records) for mnemonic, num_records, _ in bounds]
+    assert [access for access in accesses if access[0].startswith("buffer_load")] == expected
+    stores = [access for access in accesses if not access[0].startswith("buffer_load")]
+    assert stores == [("buffer_store_short", shared)] * folds  # as long as shared
+
+
+def test_a_workgroup_past_the_end_touches_nothing(
+    session: Session, tail_listing: Callable[[TailConfig], str], common: TailInputs
+) -> None:
+    """Its rows lie past every tensor's end: a wider bound would have it read and write whatever is there."""
+    config, out = DEFAULT_CONFIG, poison()
+    grid, block = config.num_workgroups + 1, config.threads_per_workgroup
+    session.run_assembly(tail_listing(config), config.kernel_name, grid, block, [*common, out, EPS])
+    assert session.launches[-1].grid == (grid, 1, 1)
+    assert_within_claims(error_report(common, out))

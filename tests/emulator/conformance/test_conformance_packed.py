@@ -159,7 +159,8 @@ def elements(case: PackedCase, form: Form, sources: list[int]) -> tuple[list[int
 CONSTANTS = {("f16", "0.5"): 0x3800, ("f32", "0.5"): 0x3F000000, ("u16", "7"): 7}
 
 
-def run_packed(case: PackedCase) -> None:
+def run_packed(case: PackedCase) -> int:
+    """Checks every form of a case in every lane; returns how many results were compared with a reference."""
     width = case.bits * 2 // 32
     num = WAVES * LANES
     rng = rng_for(case.mnemonic)
@@ -193,6 +194,7 @@ def run_packed(case: PackedCase) -> None:
         exec_mask=EXEC_WITH_HOLES,
         num_waves=WAVES,
     )
+    num_compared = 0
     report, fmt = Report(case.mnemonic), {"f16": F16, "f32": F32}.get(case.kind)
     mask = (1 << case.bits) - 1
     for k, form in enumerate(forms):
@@ -208,6 +210,7 @@ def run_packed(case: PackedCase) -> None:
             else:
                 one, two = elements(case, form, sources)
                 want_low, want_high = case.element(*one), case.element(*two)
+                num_compared += 1
                 good = compare(fmt, got[i] & mask, want_low) and compare(
                     fmt, got[i] >> case.bits & mask, want_high
                 )
@@ -218,11 +221,13 @@ def run_packed(case: PackedCase) -> None:
                 ),
             )
     report.finish()
+    return num_compared
 
 
 @pytest.mark.parametrize("case", implemented(PACKED), ids=case_id)
 def test_packed(case: PackedCase) -> None:
-    run_packed(case)
+    num_active = WAVES * EXEC_WITH_HOLES.bit_count()
+    assert run_packed(case) == len(forms_of(case)) * num_active > 0  # and each was right, else it raises
 
 
 MIX: list[Case] = [
