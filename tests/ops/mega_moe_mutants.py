@@ -69,10 +69,12 @@ INTERCEPTED: tuple[tuple[ModuleType, str, str], ...] = (
 
 @dataclass(frozen=True)
 class Setting:
-    """A pair of kernels and the wire between them."""
+    """A pair of kernels, the wire between them, and the experts that get rows."""
 
     config: MegaMoEConfig
     wire: Wire
+    shape: MegaMoEShape = SHAPE
+    used_experts: tuple[int, ...] = USED_EXPERTS
 
 
 @dataclass
@@ -201,18 +203,18 @@ class MutantRanks(Ranks):
 
 
 @cache
-def weights() -> list[PackedWeights]:
+def weights(shape: MegaMoEShape) -> list[PackedWeights]:
     """Of each rank."""
-    experts, local = random_experts(SHAPE, SEED), SHAPE.experts_per_rank(NUM_RANKS)
-    return [pack_experts(SHAPE, map(experts, range(r * local, (r + 1) * local))) for r in range(NUM_RANKS)]
+    experts, local = random_experts(shape, SEED), shape.experts_per_rank(NUM_RANKS)
+    return [pack_experts(shape, map(experts, range(r * local, (r + 1) * local))) for r in range(NUM_RANKS)]
 
 
-def make_calls(ranks: Ranks) -> list[Call]:
+def make_calls(ranks: Ranks, used_experts: tuple[int, ...]) -> list[Call]:
     """Two calls with inputs and routes of their own."""
     calls = []
     for tokens in TOKENS:
         rng = np.random.default_rng([SEED, tokens])
-        drawn = [[rng.permutation(USED_EXPERTS)[:2] for _ in range(tokens)] for _ in range(NUM_RANKS)]
+        drawn = [[rng.permutation(used_experts)[:2] for _ in range(tokens)] for _ in range(NUM_RANKS)]
         ids = tuple(np.array(rank, np.int32) for rank in drawn)
         weights = tuple(rng.uniform(0.1, 1.0, rank.shape).astype(np.float32) for rank in ids)
         calls.append(make_call(ranks.layout, Routing("few experts", ids, weights), SEED + tokens))
@@ -225,11 +227,10 @@ def run(kernels: Kernels, seed: int, sanitize: str = "default") -> str | None:
     with emulated(
         mode="relaxed", schedule_seed=seed, sanitize=sanitize, instruction_limit=INSTRUCTION_LIMIT
     ) as session:
-        layout = SymmetricLayout(SHAPE, NUM_RANKS, CAPACITY, setting.wire)
-        ranks = MutantRanks(
-            session, layout, setting.config, random_experts(SHAPE, SEED), packed=weights(), kernels=kernels
-        )
-        calls = make_calls(ranks)
+        layout = SymmetricLayout(setting.shape, NUM_RANKS, CAPACITY, setting.wire)
+        experts, packed = random_experts(setting.shape, SEED), weights(setting.shape)
+        ranks = MutantRanks(session, layout, setting.config, experts, packed=packed, kernels=kernels)
+        calls = make_calls(ranks, setting.used_experts)
         try:
             ranks.run(*calls)
         except EmulatorError as error:

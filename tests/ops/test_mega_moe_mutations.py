@@ -16,11 +16,21 @@ from functools import cache
 import pytest
 from mega_moe_mutants import BASE, Kernels, Setting, chunked_gemm, run
 
+from kernellib.ops.mega_moe.config import MegaMoEShape
+
 SETTINGS = {
     # tiles in the order in which they become ready; GEMM2 draws tiles
     "ready": Setting(replace(BASE, tile_order="ready", persist_cu=3), "fp8_blockwise_1x32"),
     # tiles in the planner's order; GEMM2 takes every second item, combine has the same workgroups
     "expert": Setting(replace(BASE, persist_cu=2, persist_strided=True), "bf16"),
+    # Codes of a sent tile lie where the same wave stores the next one's rows, but its scales do not: here the
+    # scales of rows from 32 on, which the second wave sends, lie where the first wave stores.
+    "strided": Setting(
+        replace(BASE, tile_m=64, persist_cu=1, persist_strided=True),
+        "fp8_blockwise_1x32",
+        MegaMoEShape(4, 128, 256, 2),
+        (0, 2, 3),
+    ),
     # a workgroup for each item of GEMM2, others that only combine
     "one_each": Setting(BASE, "bf16"),
 }
@@ -54,7 +64,8 @@ SITES: dict[str, tuple[str, ...]] = {
         *sites("stage2 run_gemm2/_finish_tiles", "release 1", "barrier 1", "acquire 1", "release 2"),
         *COMBINE,
     ),
-    "expert": (*AWAIT_TILE, *sites("stage2 run_gemm2", "barrier 1")),
+    "expert": AWAIT_TILE,
+    "strided": sites("stage2 run_gemm2", "barrier 1"),
     "one_each": COMBINE,
 }
 # The fault of the field: a tile's metadata read before its readiness was acquired.
