@@ -147,7 +147,9 @@ def check_vector(inst: Instruction, definition: AluDef) -> None:
     kinds, sources = _sources(inst, definition)
     _check_kinds(inst, base, kinds, sources)
     selects = inst.modifiers.get("op_sel", ())
-    if isinstance(selects, tuple) and len(selects) > len(kinds) + 1:
+    # Conversions that write one byte of the result select it with the last two of four bits.
+    bits = 4 if inst.mnemonic.startswith("v_cvt_") else len(kinds) + 1
+    if isinstance(selects, tuple) and len(selects) > bits:
         raise refuse(inst, f"op_sel has {len(selects)} bits for {len(kinds)} sources and a result")
     if not has_short and base.startswith(_VOP3P) and ("mul" in inst.modifiers or "div" in inst.modifiers):
         raise refuse(inst, "packed, dot and matrix instructions have no output modifier")
