@@ -64,10 +64,10 @@ def _torch() -> Any:
 
 
 def _tensor_storage(tensor: Any) -> Any | None:
-    """The CPU storage of a tensor, or None (meta, fake, sparse and foreign-device tensors have none)."""
+    """The CPU storage of a tensor, or None (meta, fake, sparse, nested and foreign-device tensors have none)."""
     torch = _torch()
     try:
-        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_nested:
             return None
         storage = tensor.untyped_storage()
         return storage if storage.nbytes() and storage.data_ptr() else None
