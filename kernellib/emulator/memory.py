@@ -64,7 +64,7 @@ def _torch() -> Any:
 
 
 def _tensor_storage(tensor: Any) -> Any | None:
-    """The CPU storage of a tensor, or None (meta, fake, sparse, nested and foreign-device tensors have none)."""
+    """The CPU storage of a tensor; None for meta, fake, sparse, nested and foreign-device tensors."""
     torch = _torch()
     try:
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_nested:
