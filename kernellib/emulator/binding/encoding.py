@@ -148,7 +148,8 @@ def check_vector(inst: Instruction, definition: AluDef) -> None:
     _check_kinds(inst, base, kinds, sources)
     selects = inst.modifiers.get("op_sel", ())
     # Conversions that write one byte of the result select it with the last two of four bits.
-    bits = 4 if inst.mnemonic.startswith("v_cvt_") else len(kinds) + 1
+    byte_result = base.startswith(("v_cvt_sr_", "v_cvt_scalef32_pk_fp4_"))
+    bits = 4 if byte_result else len(kinds) + 1
     if isinstance(selects, tuple) and len(selects) > bits:
         raise refuse(inst, f"op_sel has {len(selects)} bits for {len(kinds)} sources and a result")
     if not has_short and base.startswith(_VOP3P) and ("mul" in inst.modifiers or "div" in inst.modifiers):
