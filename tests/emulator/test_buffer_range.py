@@ -120,3 +120,33 @@ def test_offset_past_the_stride_is_out_of_range() -> None:
     inside = load(words, "v2, s[4:7], 0 idxen offset:12", index, descriptor(words, 40, 16))
     assert inside == [4 * n + 4 if n < 40 else 0 for n in range(64)]
     assert load(words, "v2, s[4:7], 0 idxen offset:16", index, descriptor(words, 40, 16)) == [0] * 64
+
+
+@pytest.mark.parametrize("cache_swizzle", [0, 1 << 14])
+def test_without_idxen_the_stride_does_not_count(cache_swizzle: int) -> None:
+    """As MLIR's fat_raw_buffer_cast with cacheSwizzleStride makes them: a stride, and num_records in bytes."""
+    words = torch.arange(1, 129, dtype=torch.int32)
+    got = load(
+        words,
+        "v2, s[4:7], 0 offen offset:4",
+        {2: np.arange(64) * 8},
+        descriptor(words, 200, 64 | cache_swizzle),
+    )
+    assert got == [2 * n + 2 if 8 * n + 8 <= 200 else 0 for n in range(64)]
+
+
+def test_waves_with_different_descriptors_are_checked_apart() -> None:
+    """Wave 0 has records of 16 bytes, wave 1 a raw buffer of 12 bytes, whose index does not count."""
+    words = torch.arange(1, 257, dtype=torch.int32)
+    memory = MemoryMap()
+    memory.register_tensor(words)
+    fields = [descriptor(words, 10, 16), descriptor(words, 12)]
+    result = run_snippet(
+        f"buffer_load_dword v8, v[2:3], s[4:7], 0 idxen offen{WAIT}",
+        vgprs={2: np.arange(64) % 12, 3: np.arange(64) // 16 * 4, 8: np.full(64, 7)},
+        sgprs={index: np.array([f[index] for f in fields]) for index in range(4, 8)},
+        memory=memory, num_waves=2,
+    )  # fmt: skip
+    structured, raw = result.vgpr(8).tolist()
+    assert structured == [n % 12 * 4 + n // 16 + 1 if n % 12 < 10 else 0 for n in range(64)]
+    assert raw == [n // 16 + 1 if n < 48 else 0 for n in range(64)]

@@ -5,10 +5,15 @@ Descriptor (CDNA ISA, "Buffer resource descriptor"): base 47:0, stride 61:48, sw
 95:64, add-tid enable 119.  Address = base + soffset + offset + stride * index, offset = (offen ? VGPR : 0) +
 immediate.
 
-Range check of a raw buffer (stride 0): a dword (byte, short) is out of range when offset + soffset + its size
-exceeds num_records; each dword of a wider access is checked on its own.  Structured buffers (stride > 0, no
-swizzle): out of range when index >= num_records or offset + size > stride.  Loads then give 0, stores and
-atomics are dropped. Swizzled buffers and add-tid addressing are refused.
+Range check of a raw access (stride 0, or no idxen): a dword (byte, short) is out of range when offset +
+soffset + its size exceeds num_records; each dword of a wider access is checked on its own.  Structured
+accesses (stride > 0 and idxen, no swizzle): out of range when index >= num_records or offset + size > stride.
+Loads then give 0, stores and atomics are dropped. Swizzled buffers and add-tid addressing are refused.
+
+That an access without idxen is raw whatever the stride: Mesa's radeonsi driver, in its notes on NUM_RECORDS,
+for GFX9 (vector memory without IDXEN, or STRIDE 0: bytes).  Compilers rely on it: for gfx942 and gfx950 MLIR's
+amdgpu.fat_raw_buffer_cast with cacheSwizzleStride puts a stride, and bit 62 for the cache's swizzle, into the
+descriptors of raw accesses, whose validBytes are bytes.
 
 Published sources disagree on both rules.  Whether soffset counts: the GCN3 and Vega documents subtract it
 from num_records, the CDNA4 document checks instruction offset plus VGPR only (9.1.5), and LLVM says of its
@@ -85,8 +90,8 @@ class BufferAddress:
             return lambda g: g.views[slot].astype(np.int64)
         raise refuse(self.inst, f"{operand.text}: wants one SGPR or a constant")
 
-    def compute(self, g: WaveGroup) -> tuple[Array, Array, Array, bool]:
-        """(address, offset to check, limit, is_raw), int64; address and offset are [n, 64], limit [n, 1]."""
+    def compute(self, g: WaveGroup) -> tuple[Array, Array, Array]:
+        """(address, offset to check, limit), int64; address and offset are [n, 64], limit [n, 1]."""
         words = g.scalar[:, self.descriptor : self.descriptor + 4]
         base = (words[:, 0].astype(np.int64) | (words[:, 1].astype(np.int64) & 0xFFFF) << 32)[:, None]
         stride = (words[:, 1].astype(np.int64) >> 16 & 0x3FFF)[:, None]
@@ -99,13 +104,15 @@ class BufferAddress:
         if self.offset is not None:
             offset += self.offset(g)
         soffset = self.soffset(g)
-        if not stride.any():
-            relative = offset + soffset
-            return base + relative, relative, records, True
-        index = self.index(g).astype(np.int64) if self.index is not None else np.zeros((g.n, 64), np.int64)
-        address = base + soffset + offset + stride * index
+        relative = offset + soffset
+        if self.index is None or not stride.any():
+            return base + relative, relative, records
+        index = self.index(g).astype(np.int64)
+        address = base + relative + stride * index
         # An index past the end fails whatever its offset: give it an offset that no stride admits.
-        return address, np.where(index < records, offset, np.int64(1) << 40), stride, False
+        checked = np.where(index < records, offset, np.int64(1) << 40)
+        raw = stride == 0  # waves of a group may hold different descriptors
+        return address, np.where(raw, relative, checked), np.where(raw, records, stride)
 
 
 def bind_buffer(ctx: BindContext, inst: Instruction, definition: MemoryDef) -> tuple[Step, int]:
@@ -158,7 +165,7 @@ def _load(plan: MemoryPlan, where: BufferAddress, issue: Callable[[WaveGroup], N
 
     def step(g: WaveGroup) -> None:
         issue(g)
-        address, offset, limit, _ = where.compute(g)
+        address, offset, limit = where.compute(g)
         offset = offset + size  # end of the access
         inside = offset <= limit
         address, waves, lanes = select_lanes(g, address)
@@ -255,7 +262,7 @@ def _store(plan: MemoryPlan, where: BufferAddress, issue: Callable[[WaveGroup], 
 
     def step(g: WaveGroup) -> None:
         issue(g)
-        address, offset, limit, _ = where.compute(g)
+        address, offset, limit = where.compute(g)
         address, waves, lanes = select_lanes(g, address)
         if not address.size:
             return
@@ -304,7 +311,7 @@ def _atomic(plan: MemoryPlan, where: BufferAddress, issue: Callable[[WaveGroup],
 
     def step(g: WaveGroup) -> None:
         issue(g)
-        address, offset, limit, _ = where.compute(g)
+        address, offset, limit = where.compute(g)
         keep = np.broadcast_to(offset + size <= limit, (g.n, 64)) & g.lane_mask
         waves, lanes = np.nonzero(g.lane_mask)
         if not len(waves):
@@ -345,7 +352,7 @@ def _load_to_lds(plan: MemoryPlan, where: BufferAddress) -> Step:
     immediate = plan.offset
 
     def step(g: WaveGroup) -> None:
-        address, offset, limit, _ = where.compute(g)
+        address, offset, limit = where.compute(g)
         offset, limit = np.broadcast_to(offset, (g.n, 64)), np.broadcast_to(limit, (g.n, 64))
         waves, lanes = np.nonzero(g.lane_mask)
         if not len(waves):

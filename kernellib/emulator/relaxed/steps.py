@@ -98,7 +98,7 @@ def locate_buffer(where: BufferAddress) -> Locate:
     """Lanes of a buffer instruction."""
 
     def locate(g: WaveGroup) -> Located:
-        address, offset, limit, _ = where.compute(g)
+        address, offset, limit = where.compute(g)
         offset, limit = np.broadcast_to(offset, (g.n, 64)), np.broadcast_to(limit, (g.n, 64))
         if g.exec is None:
             return Located(address.reshape(-1), *_all_lanes(g.n), True, offset.reshape(-1), limit.reshape(-1))
