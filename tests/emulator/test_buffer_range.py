@@ -124,7 +124,7 @@ def test_offset_past_the_stride_is_out_of_range() -> None:
 
 @pytest.mark.parametrize("cache_swizzle", [0, 1 << 14])
 def test_without_idxen_the_stride_does_not_count(cache_swizzle: int) -> None:
-    """As MLIR's fat_raw_buffer_cast with cacheSwizzleStride makes them: a stride, and num_records in bytes."""
+    """As MLIR's fat_raw_buffer_cast with cacheSwizzleStride makes them: num_records are bytes."""
     words = torch.arange(1, 129, dtype=torch.int32)
     got = load(
         words,

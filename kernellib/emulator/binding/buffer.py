@@ -10,10 +10,10 @@ soffset + its size exceeds num_records; each dword of a wider access is checked 
 accesses (stride > 0 and idxen, no swizzle): out of range when index >= num_records or offset + size > stride.
 Loads then give 0, stores and atomics are dropped. Swizzled buffers and add-tid addressing are refused.
 
-That an access without idxen is raw whatever the stride: Mesa's radeonsi driver, in its notes on NUM_RECORDS,
-for GFX9 (vector memory without IDXEN, or STRIDE 0: bytes).  Compilers rely on it: for gfx942 and gfx950 MLIR's
-amdgpu.fat_raw_buffer_cast with cacheSwizzleStride puts a stride, and bit 62 for the cache's swizzle, into the
-descriptors of raw accesses, whose validBytes are bytes.
+That an access without idxen is raw whatever the stride: Mesa's radeonsi driver, in its notes on NUM_RECORDS
+for GFX9 (vector memory without IDXEN, or STRIDE 0: bytes).  Compilers rely on it: MLIR's
+amdgpu.fat_raw_buffer_cast with cacheSwizzleStride puts, for gfx942 and gfx950, a stride and bit 62 (the
+cache's swizzle) into the descriptors of raw accesses, whose validBytes are bytes.
 
 Published sources disagree on both rules.  Whether soffset counts: the GCN3 and Vega documents subtract it
 from num_records, the CDNA4 document checks instruction offset plus VGPR only (9.1.5), and LLVM says of its
