@@ -55,6 +55,9 @@ def run(
     arms: Annotated[
         str, typer.Option(help="Arms by name, with commas.")
     ] = "eager,compile,max_autotune,fused",
+    after_producer: Annotated[
+        bool, typer.Option("--after-producer", help="A kernel before each call writes its activations.")
+    ] = False,
 ) -> None:
     """Measure an operator (on the emulator: count) and write its record."""
     from kernellib.targets import TargetUnavailableError  # noqa: PLC0415
@@ -69,6 +72,7 @@ def run(
         "seed": seed, "target": target, "arms": arms, "out": out.name,
     }  # fmt: skip
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    words += ["--after-producer"] if after_producer else []
     command = f"{PROGRAM} run {operator} {shlex.join(words)}"
     console = _console()
     try:
@@ -80,6 +84,7 @@ def run(
             max_trials=max_trials,
             half_width=half_width,
             arms=tuple(arms.split(",")),
+            with_producer=after_producer,
             command=command,
             progress=lambda line: console.print(line, style="dim", markup=False, highlight=False),
         )

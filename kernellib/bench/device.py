@@ -6,6 +6,7 @@ What one sample is, and why it is fair:
 - A graph holds ``num_rounds`` passes over the slots, one call for each slot in order, on one stream. A
   sample is the time of a whole replay divided by the number of passes, so both arms pay for their launches
   and gaps the way a captured decode step does; host time is not part of it.
+- Cache priorities are reset first (``residency``), so that no arm lives on lines that another one kept.
 - The same graph is replayed, untimed, right before: clocks are up, instruction caches are warm, the
   caches are in the state that the arm itself leaves behind, and the host can queue the start event, the
   replay and the end event while the device is still busy, so the device does not wait for the host in
@@ -26,6 +27,7 @@ import numpy as np
 import torch
 
 from .errors import BenchError
+from .residency import priority_reset
 from .state import device_state
 from .workload import Launch
 
@@ -83,7 +85,10 @@ class Device(Protocol):
         """Captures ``num_rounds`` passes over the slots; ``outputs`` are the last pass's."""
 
     def sample(self, capture: Capture, poison: Callable[[], None]) -> tuple[float, ...]:
-        """Lead-in replay, poison, timed replay; the time of one pass over the slots on each rank."""
+        """Neutral cache priorities, lead-in replay, poison, timed replay.
+
+        Returns the time of one pass over the slots on each rank.
+        """
 
     def ceilings(self) -> list[Ceiling]:
         """Copy bandwidth and matrix throughput, measured now."""
@@ -110,7 +115,7 @@ class GpuDevice:
             num_rounds: passes over the slots in one replay.
 
         Raises:
-            BenchError: torch sees no GPU; nothing can be timed.
+            BenchError: torch sees no GPU; nothing can be timed. The driver cannot reset cache priorities.
         """
         if not torch.cuda.is_available():
             raise BenchError("torch sees no GPU, so there is no clock to time with; use a counted comparison")
@@ -123,6 +128,7 @@ class GpuDevice:
         self.kind = "hip" if torch.version.hip is not None else "cuda"
         arch = str(getattr(self._properties, "gcnArchName", "")).partition(":")[0]
         self._arch = arch if self.kind == "hip" else f"sm_{self._properties.major}{self._properties.minor}"
+        self._reset_name, self._reset_priorities = priority_reset(self.kind)
         l2_bytes = int(getattr(self._properties, "L2_cache_size", 0))
         self.llc_bytes = max(l2_bytes, INFINITY_CACHE_BYTES.get(self._arch, 0))
 
@@ -133,6 +139,7 @@ class GpuDevice:
             "num_compute_units": int(self._properties.multi_processor_count),
             "memory_bytes": int(self._properties.total_memory),
             "runtime": torch.version.hip if self.kind == "hip" else torch.version.cuda,
+            "cache_priority_reset": self._reset_name,
         }
 
     def state(self) -> dict[str, Any]:
@@ -160,6 +167,8 @@ class GpuDevice:
     def sample(self, capture: Capture, poison: Callable[[], None]) -> tuple[float, ...]:
         """See ``Device`` and this module's docstring."""
         start, end = _event(), _event()
+        self.synchronize()  # copies of a new version may still be on their way
+        self._reset_priorities()
         for _ in range(self._num_lead_in):
             capture.replay()
         poison()

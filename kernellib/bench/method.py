@@ -16,8 +16,10 @@ Stopping rule: at least ``trials`` trials, then more until every interval's half
 side of 1 the interval lies, so that it does not stop on a lucky difference.
 
 Revisions of the method: 1 had one capture of each arm, drew trials for its intervals, and took a second
-capture of the baseline as its control, which on an H200 lay 0.3 to 0.5 % off (see docs/performance.md).
-This is revision 2.
+capture of the baseline as its control, which on an H200 lay 0.3 to 0.5 % off. 2 let lines that one arm had
+asked the cache to keep serve the other arms, which made the baseline 10 to 20 % faster there than alone.
+This is revision 3: cache priorities are neutral before each sample (``residency``). See
+docs/performance.md.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from .stats import Interval, ratio_interval, slowest_rank
 from .workload import Arm, Workload, check_rotation, check_versions, fingerprints
 
 # Raise it whenever a change makes times or intervals incomparable with those of older records.
-METHOD_REVISION = 2
+METHOD_REVISION = 3
 CONTROL = "control"
 CHECK_EVERY = 10  # trials between two looks at the stopping rule; whole blocks
 Progress = Callable[[str], None]

@@ -66,7 +66,7 @@ def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _group(records: Sequence[tuple[Path, Record]]) -> list[str]:
-    """The text of the records of one folder."""
+    """The text of one operator's records in one folder."""
     folder, data = records[0][0].parent, records[0][1].data
     rows = [_cells(path, record, arm) for path, record in records for arm in record.candidates]
     invalid = [(path, record) for path, record in records if not record.valid]
@@ -85,9 +85,9 @@ def _group(records: Sequence[tuple[Path, Record]]) -> list[str]:
 def measured_block(root: Path) -> str:
     """The text between (and with) the markers, for the records under ``root/results``."""
     lines = [BEGIN, "", "## Measured", ""]
-    groups: dict[Path, list[tuple[Path, Record]]] = {}
+    groups: dict[tuple[Path, str], list[tuple[Path, Record]]] = {}
     for path, record in find_records(root):
-        groups.setdefault(path.parent, []).append((path, record))
+        groups.setdefault((path.parent, record.data["operator"]), []).append((path, record))
     if not groups:
         lines += ["No record is committed yet.", ""]
     else:

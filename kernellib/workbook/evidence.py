@@ -4,9 +4,10 @@
     python -m kernellib.workbook.evidence run --target cuda       # then commit results/<device>/<date>
     python -m kernellib.workbook.evidence pack results/x/y first=out/run0 second=out/run1
 
-``run`` executes notebook 03 in full for each seed, each in a process of its own, notebook 01, and the tests
-that need a GPU; whatever fails, the rest goes on. ``pack`` takes finished runs: records are copied byte for
-byte, pages lose JupyterLab's style sheet (half of their size) and their pictures become palettes.
+``run`` executes notebook 03 in full for each seed, each in a process of its own, measures the operator after
+a producer's kernel, executes notebook 01 and the tests that need a GPU; whatever fails, the rest goes on.
+``pack`` takes finished runs: records are copied byte for byte, pages lose JupyterLab's style sheet (half of
+their size) and their pictures become palettes.
 
 Exit status of ``run``: 0 every step passed and every record is valid, 1 otherwise.
 """
@@ -37,6 +38,7 @@ from .errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 OPERATOR = "latent_moe_tail"
+PRODUCER = "after_producer"
 GPU_TARGETS = ("auto", "cuda", "mi355x")
 # The theme that nbconvert embeds; what a page needs without it.
 LARGE_STYLE_CHARS = 10_000
@@ -163,6 +165,11 @@ def _notebook_command(notebook: str, target: str, profile: str, seed: int, out: 
     return [*words, "--profile", profile, "--seed", str(seed), "--out", str(out)]
 
 
+def _producer_command(target: str, out: Path) -> list[str]:
+    words = ["-m", "kernellib.bench", "run", OPERATOR, "--target", target, "--after-producer"]
+    return [*words, "--out", str(out / f"{PRODUCER}{RECORD_SUFFIX}")]
+
+
 def _gpu_tests() -> list[str]:
     """The test files with tests that need a GPU; others may need packages that a GPU machine lacks."""
     files = sorted((ROOT / "tests").rglob("test_*.py"))
@@ -191,10 +198,14 @@ def _verdict(records: Sequence[Path], console: Console) -> bool:
         console.print(f"{path.name}: {'valid' if record.valid else 'NOT VALID'}", highlight=False)
         for reason in record.invalid_reasons:
             console.print(f"  {reason}", markup=False, highlight=False)
-    outcomes = [compare_records(loaded[0], other) for other in loaded[1:]]
-    for path, outcome in zip(records[1:], outcomes, strict=True):
-        text = ("no regression", "REGRESSION", "does not compare")[outcome.exit_code]
-        console.print(f"{path.name} against {records[0].name}: {text}", highlight=False)
+    firsts: dict[str, tuple[Path, Record]] = {}
+    outcomes = []
+    for path, record in zip(records, loaded, strict=True):
+        first_path, first = firsts.setdefault(record.data["operator"], (path, record))
+        if record is not first:
+            outcomes.append(compare_records(first, record))
+            text = ("no regression", "REGRESSION", "does not compare")[outcomes[-1].exit_code]
+            console.print(f"{path.name} against {first_path.name}: {text}", highlight=False)
     return all(record.valid for record in loaded) and not any(outcome.exit_code for outcome in outcomes)
 
 
@@ -224,9 +235,13 @@ def run_command(
     plan.append(("01_correctness", "01_correctness", "quick", 0))
     work = work.resolve()
     statuses = {}
-    for label, notebook, profile, seed in plan:
+    commands = {
+        label: _notebook_command(notebook, info.name, profile, seed, work / label)
+        for label, notebook, profile, seed in plan
+    }
+    commands[PRODUCER] = _producer_command(info.name, work / PRODUCER)
+    for label, command in commands.items():
         shutil.rmtree(work / label, ignore_errors=True)
-        command = _notebook_command(notebook, info.name, profile, seed, work / label)
         statuses[label] = _run_step(label, command, console)
     if tests:
         command = ["-m", "pytest", "-q", "-m", "gpu", *_gpu_tests()]
@@ -234,8 +249,9 @@ def run_command(
     folder = _new_folder(out.resolve() / _device_folder(info.device_name))
     notes = [f"Made by `python -m kernellib.workbook.evidence run --target {info.name} --seeds {seeds}`.", ""]
     notes += [f"- {label}: {'passed' if status == 0 else 'FAILED'}" for label, status in statuses.items()]
-    runs = [NotebookRun(label, work / label) for label, *_ in plan]
-    runs = [run for run in runs if run.files(".html")]  # what left nothing has failed, and the notes say so
+    runs = [NotebookRun(label, work / label) for label in commands]
+    # What left nothing has failed, and the notes say so.
+    runs = [run for run in runs if run.files(".html") or run.files(RECORD_SUFFIX)]
     pack(runs, folder, hide=[str(work), str(ROOT)], notes=notes)
     good = _verdict(sorted(folder.glob(f"*{RECORD_SUFFIX}")), console)
     console.print(f"packed: {folder}; then python -m kernellib.bench readme", highlight=False, soft_wrap=True)

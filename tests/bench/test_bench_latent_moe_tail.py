@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from kernellib.bench.cases.latent_moe_tail import (
     FUSED_BYTES,
     UNFUSED_TRAFFIC,
     TailWorkload,
+    after_producer,
     compare_tail,
     tail_arms,
     tail_comparisons,
@@ -26,10 +29,10 @@ SEED = 5
 MI355X_LLC_BYTES = 256 * 2**20
 
 
-@pytest.fixture(scope="module")
-def workload() -> TailWorkload:
+@pytest.fixture(scope="module", params=[False, True], ids=["direct", "after_producer"])
+def workload(request: pytest.FixtureRequest) -> TailWorkload:
     print(f"seed {SEED}")
-    return TailWorkload(2, SEED, "cpu")
+    return TailWorkload(2, SEED, "cpu", after_producer=request.param)
 
 
 def test_versions_change_in_place_and_the_fresh_one_changes_the_weights(workload: TailWorkload) -> None:
@@ -63,6 +66,29 @@ def test_eager_and_the_operator_pass_the_gate_on_every_slot(workload: TailWorklo
         swapped = outputs[::-1]  # each slot has its own answer
         assert not checker.full(swapped, 1, arm.tolerance).passed
         assert checker.num_wrong(swapped, 1, arm.tolerance) > 5000
+
+
+def test_a_producer_writes_the_activations_of_its_version_before_each_call() -> None:
+    print(f"seed {SEED}")
+    workload = TailWorkload(2, SEED, "cpu", after_producer=True)
+    assert workload.operator != TailWorkload.operator, "records of the two must not compare"
+    checker = Checker(workload)
+    for version in (1, 2):
+        checker.learn(version)
+        arm = after_producer(tail_arms("reference", names=("eager",))[0])
+        launch = arm.prepare(workload)
+        before = fingerprints(workload)
+        for slot in workload.slots:
+            for name in ("routed", "shared"):
+                slot[name].fill_(math.nan)
+        outputs = [launch(slot_idx) for slot_idx in range(2)]
+        assert checker.full(outputs, version, arm.tolerance).reason is None
+        assert fingerprints(workload) == before
+
+
+def test_a_producer_wants_a_clock() -> None:
+    with pytest.raises(BenchError, match="no clock"):
+        compare_tail("emulator", with_producer=True)
 
 
 def test_the_exact_gate_takes_a_tie_of_the_sum_and_no_other_two_units(workload: TailWorkload) -> None:

@@ -9,6 +9,10 @@ Fairness, in short:
   the trials, as they do in serving, and change for the check after timing.
 - Every arm is captured in graphs of one call for each slot, so no arm pays Python or launch queues; each
   capture has outputs and intermediate results of its own.
+- ``after_producer`` puts a kernel in front of every call that writes ``routed`` and ``shared``, as the layers
+  before do in serving, and charges its time to every arm alike. Without it calls follow each other directly:
+  a launch that may overlap with its predecessor then overlaps with the same operator's last call, which no
+  decoder does, and every input comes from where the arm's last pass over the slots left it.
 - The compiled and eager arms return their result where their allocator puts it; nothing is copied.
   The fused arm writes to ``out``, as serving code would.
 - The fused arm must have the oracle's rounding points: one ulp, or bf16(p' + shared) for a bf16 neighbour p'
@@ -22,8 +26,8 @@ the unfused chain's launches and bytes from its shapes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -54,6 +58,9 @@ from ..record import Record
 from ..workload import EXACT_ROUNDING, FREE_ROUNDING, Arm, Expected, Launch, Workload
 
 OPERATOR = "latent_moe_tail"
+AFTER_PRODUCER = (
+    "latent_moe_tail_after_producer"  # another operator, so that records of the two never compare
+)
 DEFAULT_ROTATION = 8
 NUM_VERSIONS = 3  # for trials; one more is kept for the check after timing
 EPS = 1e-6
@@ -84,15 +91,29 @@ class TailWorkload(Workload):
     flops_per_call = 2 * MODEL_DIM * LATENT_DIM
     rotating = ("up_weight",)
 
-    def __init__(self, rotation: int, seed: int, device: str | torch.device) -> None:
+    def __init__(
+        self, rotation: int, seed: int, device: str | torch.device, *, after_producer: bool = False
+    ) -> None:
         """Makes the inputs.
 
         Args:
             rotation: slots, each with its own weight.
             seed: of the first slot; the others follow.
             device: where the tensors lie.
+            after_producer: whether ``produce`` is to be called before each call.
         """
         self.inputs = [make_inputs(seed + slot_idx, "normal", device) for slot_idx in range(rotation)]
+        self.after_producer = after_producer
+        if after_producer:
+            self.operator = AFTER_PRODUCER
+            # Side by side, so that one kernel writes both; either part is 16-byte aligned.
+            size = LATENT_DIM + MODEL_DIM
+            self._activations = [torch.empty(size, dtype=torch.bfloat16, device=device) for _ in self.inputs]
+            self._sources = [torch.empty_like(flat) for flat in self._activations]
+            self.inputs = [
+                inputs._replace(routed=flat[:LATENT_DIM].view(1, -1), shared=flat[LATENT_DIM:].view(1, -1))
+                for inputs, flat in zip(self.inputs, self._activations, strict=True)
+            ]
         self.slots = [inputs._asdict() for inputs in self.inputs]
         generator = torch.Generator().manual_seed(seed + 1_000_003)
         self._values = [self._draw(generator, rms, device) for rms in ROUTED_RMS]
@@ -116,9 +137,16 @@ class TailWorkload(Workload):
         for slot, values in zip(self.slots, self._values[version], strict=True):
             for name, value in values.items():
                 slot[name].copy_(value)
+        if self.after_producer:
+            for source, activations in zip(self._sources, self._activations, strict=True):
+                source.copy_(activations)
         if (version == self.num_versions) != self._rolled:
             self._roll(-1 if self._rolled else 1)
             self._rolled = not self._rolled
+
+    def produce(self, slot_idx: int) -> None:
+        """Writes ``routed`` and ``shared`` of a slot, their present values, in one kernel."""
+        torch.mul(self._sources[slot_idx], 1.0, out=self._activations[slot_idx])
 
     def _roll(self, step: int) -> None:
         weights = [slot["up_weight"] for slot in self.slots][::step]
@@ -160,6 +188,22 @@ def _fused(target: str, config: TailConfig | None, workload: TailWorkload) -> La
         )
 
     return launch
+
+
+def _after_producer(prepare: Callable[[TailWorkload], Launch], workload: TailWorkload) -> Launch:
+    launch = prepare(workload)
+
+    def both(slot_idx: int) -> torch.Tensor:
+        workload.produce(slot_idx)
+        return launch(slot_idx)
+
+    return both
+
+
+def after_producer(arm: Arm) -> Arm:
+    """The arm with a kernel before each call that writes ``routed`` and ``shared``."""
+    prepare = partial(_after_producer, arm.prepare)
+    return replace(arm, prepare=prepare, description=f"a producer's kernel, then {arm.description}")
 
 
 def _shown_config(target: str, config: TailConfig | None) -> dict[str, Any] | None:
@@ -215,6 +259,7 @@ def compare_tail(
     half_width: float = 0.01,
     config: TailConfig | None = None,
     arms: Sequence[str] = ARM_NAMES,
+    with_producer: bool = False,
     device: Device | None = None,
     command: str | None = None,
     progress: Progress = silent,
@@ -230,6 +275,7 @@ def compare_tail(
         half_width: relative half-width of every interval at which trials end.
         config: of the gfx950 kernel; None takes the tuned one.
         arms: which arms, "eager" among them.
+        with_producer: a kernel before each call writes ``routed`` and ``shared``; timed with the call.
         device: the clock; None takes torch's first GPU.
         command: what to type to do it again; None names this call.
         progress: called with a line for each stage.
@@ -239,7 +285,8 @@ def compare_tail(
 
     Raises:
         TargetUnavailableError: the target cannot run here.
-        BenchError: the target has no fused kernel to measure ("reference"), or no clock.
+        BenchError: the target has no fused kernel to measure ("reference"), or no clock; a producer where
+            nothing is timed.
         RotationError, MethodError: the parameters make no honest measurement.
     """
     info = resolve(target)
@@ -248,14 +295,19 @@ def compare_tail(
     call = f"compare_tail(target={info.name!r}, trials={trials}, rotation={rotation}, seed={seed})"
     command = command or f"kernellib.bench.{call}"
     if info.times != "measured":
+        if with_producer:
+            raise BenchError(
+                f"with_producer got True on target {info.name!r}, which has no clock; wanted a GPU"
+            )
         return count_tail(info, seed=seed, config=config, command=command, progress=progress)
     limit = 10 * trials if max_trials is None else max_trials
     method = Method(trials=trials, max_trials=limit, half_width=half_width, seed=seed)
     clock = device or GpuDevice()
-    workload = TailWorkload(rotation, seed, info.torch_device)
-    result = run_paired(
-        workload, tail_arms(info.name, config, arms), tail_comparisons(arms), clock, method, progress
-    )
+    workload = TailWorkload(rotation, seed, info.torch_device, after_producer=with_producer)
+    chosen = tail_arms(info.name, config, arms)
+    if with_producer:
+        chosen = [after_producer(arm) for arm in chosen]
+    result = run_paired(workload, chosen, tail_comparisons(arms), clock, method, progress)
     return timed_record(result, workload, clock, method, target=info.name, command=command)
 
 
