@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from kernellib.emulator.arith import e8m0
+from kernellib.emulator.arith import e8m0, mfma_exact
 from kernellib.emulator.arith import mfma_layout as layout
 from kernellib.emulator.arith.formats import Array, flush_denormals
 from kernellib.emulator.arith.mfma_layout import Shape
@@ -39,24 +39,24 @@ class _Arrays(threading.local):
     """Temporary arrays of one thread: fresh ones of a matrix operation's size cost more than its sums."""
 
     def __init__(self) -> None:
-        self.rings: dict[tuple[tuple[int, ...], Any], tuple[list[Array], Iterator[int]]] = {}
+        self.rings: dict[tuple[tuple[int, ...], Any, int], tuple[list[Array], Iterator[int]]] = {}
 
 
 _arrays = _Arrays()
-RING = 4
 
 
-def _scratch(shape: tuple[int, ...], dtype: Any) -> Array:
-    """An array that is this caller's until RING - 1 more of its shape have been asked for.
+def _scratch(shape: tuple[int, ...], dtype: Any, ring: int = 2) -> Array:
+    """An array that is this caller's until `ring` - 1 more of its shape and ring have been asked for.
 
-    One matrix operation has at most two of a shape in use: the two operands.
+    One matrix operation has at most two of a shape in use, the two operands.  No more are kept: what is
+    written next had better be in the processor's cache still.
     """
-    found = _arrays.rings.get((shape, dtype))
+    found = _arrays.rings.get((shape, dtype, ring))
     if found is None:
         if len(_arrays.rings) > 64:
             _arrays.rings.clear()
-        ring = [np.empty(shape, dtype) for _ in range(RING)]
-        found = _arrays.rings[shape, dtype] = ring, itertools.cycle(range(RING))
+        arrays = [np.empty(shape, dtype) for _ in range(ring)]
+        found = _arrays.rings[shape, dtype, ring] = arrays, itertools.cycle(range(ring))
     return found[0][next(found[1])]
 
 
@@ -180,41 +180,56 @@ def operand(registers: Array, item: ItemType, shape: Shape, rows: int, pieces: i
     return item.decode(layout.operand_to_rows(registers, rows, shape.blocks, pieces))
 
 
-def multiply_accumulate(a: Array, b: Array, c: Array, shape: Shape, *, saturate: bool = False) -> Array:
+def multiply_accumulate(
+    a: Array, b: Array, c: Array, shape: Shape, *, saturate: bool = False, out: Array | None = None
+) -> Array:
     """D items [num_outputs, n, 64] of decoded operands and C items of float32 or int32.
 
     Args:
         a: [n, blocks, M, K], b: [n, blocks, N, K] values (float64, or float32 where that is exact).
         c: [num_outputs, n, 64] float32, float64 or int32; decides the result's type.
         saturate: overflow to the largest finite value instead of infinity, or int32 saturation.
+        out: where to put D, of its type; may share memory with C.
     """
-    products = _scratch((*a.shape[:-1], b.shape[-2]), a.dtype)
+    products = _scratch((*a.shape[:-1], b.shape[-2]), a.dtype, ring=1)
     with np.errstate(all="ignore"):
         np.matmul(a, b.swapaxes(-1, -2), out=products)
-        return _accumulate(products, c, shape, saturate)
+        return _accumulate(products, c, shape, saturate, out)
 
 
-def _accumulate(products: Array, c: Array, shape: Shape, saturate: bool) -> Array:
+def _accumulate(products: Array, c: Array, shape: Shape, saturate: bool, out: Array | None = None) -> Array:
     """D items of the products' sums [n, blocks, M, N]."""
     if c.dtype == np.int32:
         items = layout.matrix_to_output(products, shape)
         total = items.astype(np.int64) + c
         if saturate:
             total = np.clip(total, -(1 << 31), (1 << 31) - 1)
-        return np.asarray(total.astype(np.uint64).astype(np.uint32).view(np.int32))
-    # one pass over the products in the order of the result
+        return _put(total.astype(np.uint64).astype(np.uint32).view(np.int32), out)
+    # Three passes of one type each: numpy sends arithmetic between types through small buffers.
     items = layout.output_view(products, shape)
-    result = np.empty((shape.num_outputs, items.shape[3], layout.LANES), c.dtype)
-    np.add(items, c.reshape(items.shape), out=result.reshape(items.shape), casting="same_kind")
+    total = _scratch((shape.num_outputs, items.shape[3], layout.LANES), np.float64, ring=1)
+    np.copyto(total, c)
+    np.add(items, total.reshape(items.shape), out=total.reshape(items.shape))
     if saturate:
+        result = total.astype(c.dtype)
         largest = np.finfo(c.dtype).max
-        result = np.where(np.isinf(result), np.copysign(largest, result), result).astype(c.dtype)
-    return np.asarray(result)
+        return _put(np.where(np.isinf(result), np.copysign(largest, result), result).astype(c.dtype), out)
+    result = np.empty(total.shape, c.dtype) if out is None else out
+    np.copyto(result, total, casting="same_kind")
+    return result
+
+
+def _put(result: Array, out: Array | None) -> Array:
+    if out is None:
+        return result
+    out[...] = result
+    return out
 
 
 def mfma(
     a: Array, b: Array, c: Array, shape: Shape, *, types: tuple[ItemType, ItemType],
     cbsz: int = 0, abid: int = 0, blgp: int = 0, saturate: bool = False, flush_inputs: bool = False,
+    out: Array | None = None,
 ) -> Array:  # fmt: skip
     """A dense MFMA on registers.
 
@@ -227,17 +242,18 @@ def mfma(
     if types[0] is F64:
         left, right = (operand(v, F64, shape, r) for v, r in ((a, shape.m), (b, shape.n)))
         signs = [-1.0 if blgp >> bit & 1 else 1.0 for bit in range(3)]
-        return multiply_accumulate(left * signs[0], right * signs[1], c * signs[2], shape)
+        return multiply_accumulate(left * signs[0], right * signs[1], c * signs[2], shape, out=out)
     left = operand(layout.broadcast_a(a, cbsz, abid), types[0], shape, shape.m)
     right = operand(layout.permute_b(b, blgp), types[1], shape, shape.n)
     if flush_inputs and types[0] is F32:
         left, right = (flush_denormals(v.astype(np.float32)).astype(np.float64) for v in (left, right))
-    return multiply_accumulate(left, right, c, shape, saturate=saturate)
+    return multiply_accumulate(left, right, c, shape, saturate=saturate, out=out)
 
 
 def mfma_f8f6f4(
     a: Array, b: Array, c: Array, shape: Shape, *, formats: tuple[int, int],
     scales: tuple[Array, Array] | None = None, saturate: bool = False,
+    reused: tuple[bool, bool] = (False, False), out: Array | None = None,
 ) -> Array:  # fmt: skip
     """v_mfma_f32_16x16x128_f8f6f4, v_mfma_f32_32x32x64_f8f6f4 and their v_mfma_scale forms.
 
@@ -245,17 +261,21 @@ def mfma_f8f6f4(
         a, b: uint32 [R, n, 64], R at least what the format needs (8, 6 or 4 registers).
         formats: (CBSZ, BLGP), indices into `F8F6F4_FORMATS`.
         scales: E8M0 bytes of A and B, uint8 [n, 64] each, or None for the unscaled forms.
+        reused: whether A, B are worth keeping decoded: other instructions will have the same.
     Each operand follows its own format's placement. The sum of the 32 products of a K block is multiplied by
     the block's two scales before the blocks are added up; 255 makes it NaN (CDNA4 ISA 7.2).
     """
-    left, right = (
-        operand(registers[: item.num_registers(shape, rows)], item, shape, rows)
-        for registers, item, rows in (
-            (a, F8F6F4_FORMATS[formats[0]], shape.m), (b, F8F6F4_FORMATS[formats[1]], shape.n)
-        )
-    )  # fmt: skip
+    items = F8F6F4_FORMATS[formats[0]], F8F6F4_FORMATS[formats[1]]
+    sides = [
+        (registers[: item.num_registers(shape, rows)], item, rows)
+        for registers, item, rows in zip((a, b), items, (shape.m, shape.n), strict=True)
+    ]
+    sums = _exact_sums(sides, shape, scales or (None, None), reused)
+    if sums is not None:
+        return _accumulate(sums, c, shape, saturate, out)
+    left, right = (operand(registers, item, shape, rows) for registers, item, rows in sides)
     if scales is None:
-        return multiply_accumulate(left, right, c, shape, saturate=saturate)
+        return multiply_accumulate(left, right, c, shape, saturate=saturate, out=out)
     blocks = shape.k // 32
     num_waves = left.shape[0]
     left = left.reshape(num_waves, shape.m, blocks, 32).swapaxes(1, 2)
@@ -269,7 +289,29 @@ def mfma_f8f6f4(
         np.matmul(left, right, out=products)
         products *= scale_a[..., :, None]
         products *= scale_b[..., None, :]
-        return _accumulate(products.sum(axis=1), c, shape, saturate)
+        return _accumulate(products.sum(axis=1), c, shape, saturate, out)
+
+
+def _exact_sums(
+    sides: list[tuple[Array, ItemType, int]],
+    shape: Shape,
+    scales: tuple[Array | None, Array | None],
+    reused: tuple[bool, bool],
+) -> Array | None:
+    """Sums of products [n, 1, M, N] where their order cannot matter (`mfma_exact`), else None."""
+    if any(item.name not in mfma_exact.CODES for _, item, _ in sides):
+        return None
+    made = []
+    for (registers, item, rows), scale, again in zip(sides, scales, reused, strict=True):
+        side = mfma_exact.prepare(registers, item.name, rows, scale, again)
+        if side is None:
+            return None
+        made.append(side)
+    left, right = made
+    if not mfma_exact.exact(left, right, shape):
+        return None
+    with np.errstate(all="ignore"):
+        return mfma_exact.products(left, right, shape, reused)
 
 
 def smfmac(

@@ -98,6 +98,35 @@ def register_counts(program: Program) -> tuple[int, int]:
     return vgprs, agprs
 
 
+def reused_operands(program: Program, first_of_block: list[int]) -> dict[int, tuple[bool, bool]]:
+    """Whether A, B of each matrix instruction are those of another of its block as well, unwritten between.
+
+    A hint that decoding such an operand once is worth while; nothing depends on it.
+    """
+    starts, found = set(first_of_block), dict[int, list[bool]]()
+    seen: dict[tuple[int, str], tuple[int, int]] = {}  # (registers, mnemonic) -> (instruction, operand)
+    for inst in program.instructions:
+        if inst.index in starts:
+            seen.clear()
+        definition = lookup(inst.mnemonic)
+        is_matrix = isinstance(definition, AluDef) and definition.kind == "mfma"
+        if is_matrix and len(inst.operands) > 2:
+            found[inst.index] = [False, False]
+            for place in (0, 1):
+                mask = register_bits(inst.operands[1 + place])
+                key = mask, inst.mnemonic
+                if key in seen:
+                    other, position = seen[key]
+                    found[other][position] = found[inst.index][place] = True
+                elif mask:
+                    seen[key] = inst.index, place
+        if inst.operands:
+            written = register_bits(inst.operands[0])
+            for key in [key for key in seen if key[0] & written]:
+                del seen[key]
+    return {index: (a, b) for index, (a, b) in found.items()}
+
+
 def bind_instruction(
     ctx: BindContext, control: ControlContext, inst: Instruction
 ) -> tuple[Step | None, int, bool]:
@@ -175,6 +204,7 @@ def bind_program(
     first_of_block = leaders(program, relaxed)
     block_of = {leader: number for number, leader in enumerate(first_of_block)}
     ctx = BindContext(SlotTable(), vgprs, agprs, ulp_bias, instrumented=instrumented or relaxed)
+    ctx.reused = reused_operands(program, first_of_block)
     control = ControlContext(ctx, program, block_of)
     hazards = find_hazards(program, first_of_block) if check_hazards else {}
     blocks = []

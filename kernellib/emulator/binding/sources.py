@@ -9,7 +9,7 @@ group.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ml_dtypes
@@ -35,6 +35,8 @@ class BindContext:
     ulp_bias: int = 0
     lds_granule: int = 4
     instrumented: bool = False  # memory instructions go through Launch.chip and tell Launch.monitor
+    # whether A, B of a matrix instruction (by its index) are those of another one as well: a hint for speed
+    reused: dict[int, tuple[bool, bool]] = field(default_factory=dict)
 
 
 def refuse(inst: Instruction, message: str) -> UnsupportedOperandError:

@@ -35,6 +35,11 @@ class Plan:
     # neg and abs of source 0 under DPP: they apply to the lanes as moved (a lane without source reads -0)
     moved_sign: tuple[bool, bool] = (False, False)
 
+    @property
+    def reused(self) -> tuple[bool, bool]:
+        """Whether other matrix instructions have the same A, the same B (a hint for speed)."""
+        return self.ctx.reused.get(self.inst.index, (False, False))
+
     def flag(self, which: tuple[int, ...], position: int, default: int) -> int:
         """Bit `position` of an op_sel-like list, or `default` where the text does not give it."""
         return which[position] if position < len(which) else default

@@ -124,6 +124,8 @@ def general_step(
     flush_in, flush_out = _flushers(plan)
     finish, moved_sign = _finisher(plan), plan.moved_sign
     inst = plan.inst
+    # a matrix instruction puts its result straight into the registers: it has read its operands by then
+    target = writers[0].slot if definition.kind == "mfma" and definition.has_out and finish is None else None
 
     def step(g: WaveGroup) -> None:
         args = [fetch(g) for fetch in fetches]
@@ -141,6 +143,9 @@ def general_step(
             args = [f(a, g.mode, 1) if f else a for f, a in zip(flush_in, args, strict=True)]
         if definition.cross_lane:
             args = [_full_lanes(a, g.n) for a in args]
+        if target is not None and not flush:
+            function(*args, **{name: get(g) for name, get in names}, out=g.views[target])
+            return
         values = function(*args, **{name: get(g) for name, get in names}) if names else function(*args)
         outputs = values if isinstance(values, tuple) else (values,)
         if len(outputs) != len(writers):

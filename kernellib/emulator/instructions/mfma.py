@@ -41,18 +41,24 @@ def _words(registers: Array, count: int) -> Array:
     return _full(registers.view(np.uint32), count)
 
 
+def _target(out: Array | None) -> Array | None:
+    """The destination view as [items, n, 64]."""
+    return out[None] if out is not None and out.ndim == 2 else out
+
+
 def _dense(shape: Shape, types: tuple[ItemType, ItemType]) -> Callable[..., Array]:
     counts = (types[0].num_registers(shape, shape.m), types[1].num_registers(shape, shape.n))
 
     def function(
-        a: Array, b: Array, c: Array, *, mode: FloatMode, cbsz: int, abid: int, blgp: int, clamp: bool
-    ) -> Array:
+        a: Array, b: Array, c: Array, *, mode: FloatMode, cbsz: int, abid: int, blgp: int, clamp: bool,
+        out: Array | None = None,
+    ) -> Array:  # fmt: skip
         if cbsz > 4 or abid >= 1 << cbsz or blgp > 7:
             raise UnsupportedOperandError(f"cbsz:{cbsz} abid:{abid} blgp:{blgp} is not a legal broadcast")
         result = matrix.mfma(
             _words(a, counts[0]), _words(b, counts[1]), _full(c, shape.num_outputs), shape, types=types,
             cbsz=cbsz, abid=abid, blgp=blgp, saturate=mode.fp16_overflow or (clamp and types[0] is I8),
-            flush_inputs=not mode.denorm32 & 1,
+            flush_inputs=not mode.denorm32 & 1, out=_target(out),
         )  # fmt: skip
         return result[0] if shape.num_outputs == 1 else result
 
@@ -131,7 +137,10 @@ def _formats(a: Array, b: Array, cbsz: int, blgp: int) -> tuple[int, int]:
 
 
 def _f8f6f4(shape: Shape) -> Callable[..., Array]:
-    def function(a: Array, b: Array, c: Array, *, mode: FloatMode, cbsz: int, blgp: int) -> Array:
+    def function(
+        a: Array, b: Array, c: Array, *, mode: FloatMode, cbsz: int, blgp: int, reused: tuple[bool, bool],
+        out: Array | None = None,
+    ) -> Array:  # fmt: skip
         return matrix.mfma_f8f6f4(
             a,
             b,
@@ -139,6 +148,8 @@ def _f8f6f4(shape: Shape) -> Callable[..., Array]:
             shape,
             formats=_formats(a, b, cbsz, blgp),
             saturate=mode.fp16_overflow,
+            reused=reused,
+            out=out,
         )
 
     return function
@@ -155,6 +166,7 @@ def _scaled(shape: Shape) -> Callable[..., Array]:
     def function(
         a: Array, b: Array, c: Array, scale_a: Array, scale_b: Array, *, mode: FloatMode,
         cbsz: int, blgp: int, op_sel: tuple[int, ...], op_sel_hi: tuple[int, ...],
+        reused: tuple[bool, bool], out: Array | None = None,
     ) -> Array:  # fmt: skip
         scales = tuple(
             np.broadcast_to(_scale_byte(s, position, op_sel, op_sel_hi), a.shape[1:])
@@ -162,7 +174,7 @@ def _scaled(shape: Shape) -> Callable[..., Array]:
         )
         return matrix.mfma_f8f6f4(
             a, b, _full(c, shape.num_outputs), shape, formats=_formats(a, b, cbsz, blgp),
-            scales=(scales[0], scales[1]), saturate=mode.fp16_overflow,
+            scales=(scales[0], scales[1]), saturate=mode.fp16_overflow, reused=reused, out=out,
         )  # fmt: skip
 
     return function

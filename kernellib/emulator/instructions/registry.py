@@ -274,7 +274,7 @@ REGISTRY: dict[str, InstructionDef] = {}
 ENCODING_SUFFIXES = ("_e32", "_e64", "_sdwa", "_dpp")
 # Names in a function's keyword-only parameters that the binder fills itself; all others are text modifiers.
 BINDER_KEYWORDS = frozenset(
-    {"exec_mask", "mode", "ulp_bias", "clamp", "op_sel", "op_sel_hi", "neg_lo", "neg_hi", "m0"}
+    {"exec_mask", "mode", "ulp_bias", "clamp", "op_sel", "op_sel_hi", "neg_lo", "neg_hi", "m0", "reused"}
 )
 
 
