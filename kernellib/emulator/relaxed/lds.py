@@ -49,6 +49,10 @@ class LdsDelay:
             mine = self._flags(waves)
             self._do(lambda wave, number: mine[wave])
 
+    def finish(self) -> None:
+        """Do everything that has been put off."""
+        self._do(lambda wave, number: np.ones(len(wave), np.bool_))
+
     def wait(self, waves: Array, newest: int) -> None:
         """s_waitcnt lgkmcnt(N): do all but the N newest operations of some waves."""
         if self.stores:

@@ -162,4 +162,7 @@ class RelaxedDispatcher(InstrumentedDispatcher):
         """Nothing happens any more: what is still on its way arrives."""
         for queue in [*self.queues, *(cohort.queue for cohort in self.active)]:
             queue.finish()
+        for cohort in self.active:
+            if cohort.lds_delay is not None:
+                cohort.lds_delay.finish()
         self.launch.chip.settle()

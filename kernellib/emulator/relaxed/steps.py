@@ -19,7 +19,7 @@ from kernellib.emulator.errors import OutOfBoundsError
 from kernellib.emulator.operands import M0, Operand
 from kernellib.emulator.relaxed.chip import AGENT, L2, SYSTEM
 from kernellib.emulator.relaxed.pending import Loads
-from kernellib.emulator.sanitizers.monitor import Access
+from kernellib.emulator.sanitizers.monitor import WORKGROUP, Access
 from kernellib.emulator.state import WaveGroup
 from kernellib.emulator.waits import Outstanding
 
@@ -142,6 +142,8 @@ def _tell(
 ) -> None:
     monitor = g.cohort.launch.monitor
     if monitor is not None:
+        if level == L2 and "sc0" in inst.modifiers:
+            level = WORKGROUP
         offsets = lanes.address[part] - allocation.base
         monitor.access(
             Access(g, inst, allocation, offsets, size, action, level, lanes.waves[part], lanes.lanes[part])

@@ -9,6 +9,10 @@ Release and acquire are what the LLVM memory model for gfx942 makes of them: buf
 covers it release what this wave has done and what it knows of others; a store or atomic with scope bits then
 publishes that under its address; a load or atomic that finds it there hands it to the next buffer_inv, which
 acquires it, if every scope on the way reaches far enough.
+
+Within a workgroup less is needed: its waves share an L1, which takes the operations of a wave in order.  So
+any store or atomic with scope bits, workgroup scope included, hands on what its wave has done before, and a
+load or atomic with scope bits that finds it there knows it at once.
 """
 
 from __future__ import annotations
@@ -34,6 +38,16 @@ class Published:
     level: int  # of the store
     agent: Array | None  # what an acquire on the same rank learns
     system: Array | None  # what an acquire on any rank learns
+
+
+@dataclass
+class Parcel:
+    """What waves of one workgroup learn from a flag: their first thread, and rows as in `Clocks`."""
+
+    first_mate: int
+    mates: Array
+    finished: Array
+    foreign: Array | None
 
 
 def joined(a: Array | None, b: Array | None) -> Array | None:
@@ -66,6 +80,7 @@ class Clocks:
         self.released: dict[int, tuple[Array | None, Array | None]] = {}  # for agent, for system
         self.found: dict[int, tuple[Array | None, Array | None]] = {}  # by loads, not yet acquired
         self.published: dict[int, Published] = {}
+        self.handed: dict[int, Parcel] = {}  # the same for waves of the workgroup that stored there
         self.launches: list[tuple[Launch | None, int, int]] = [(None, 0, 0)]  # launch, first thread, waves
         self.base: list[Array | None] = [None]  # what the threads of each launch knew when it began
 
@@ -208,6 +223,41 @@ class Clocks:
             return
         old = self.found.get(thread, (None, None))
         self.found[thread] = (joined(old[0], agent), joined(old[1], system))
+
+    def parcels(self, threads: Array) -> dict[int, Parcel]:
+        """What each of some threads that have mates could hand to them now, without what it does next."""
+        made = {}
+        for thread in np.unique(threads).tolist():
+            if self.launches[int(self.launch_of[thread])][2] > 1:
+                first = int(self.first_mate[thread])
+                mates, finished = self.mates[thread].copy(), self.finished[thread].copy()
+                mates[thread - first] = self.clock[thread]
+                finished[thread - first] = self.complete[thread]
+                made[thread] = Parcel(first, mates, finished, self.foreign.get(thread))
+        self.clock[list(made)] += 1
+        return made
+
+    def hand(self, address: int, parcel: Parcel, keep: bool) -> None:
+        """Lay a parcel under an address (`keep`: by an atomic, which continues what lay there)."""
+        old = self.handed.get(address) if keep else None
+        if old is not None and old.first_mate == parcel.first_mate:
+            parcel = Parcel(
+                old.first_mate, np.maximum(old.mates, parcel.mates),
+                np.maximum(old.finished, parcel.finished), joined(old.foreign, parcel.foreign),
+            )  # fmt: skip
+        self.handed[address] = parcel
+
+    def take(self, thread: int, address: int) -> None:
+        """A load or atomic with scope bits learns what a mate has handed on."""
+        there = self.handed.get(address)
+        if there is None or there.first_mate != self.first_mate[thread]:
+            return
+        np.maximum(self.mates[thread], there.mates, out=self.mates[thread])
+        np.maximum(self.finished[thread], there.finished, out=self.finished[thread])
+        if there.foreign is not None:
+            row = joined(self.known(thread), there.foreign)
+            assert row is not None
+            self.foreign[thread] = row
 
     def acquire(self, threads: Array, level: int) -> None:
         """buffer_inv: what was found counts from now on."""

@@ -24,14 +24,17 @@ if TYPE_CHECKING:
     from kernellib.emulator.state import WaveGroup
 
 Array = np.ndarray[Any, Any]
-_SCOPE = {L2: "no scope", AGENT: "agent scope", SYSTEM: "system scope"}
+# How far an access is meant to be seen: chip.py's levels, and between L2 (plain) and AGENT sc0 on its own.
+WORKGROUP = 2
+_SCOPE = {L2: "no scope", WORKGROUP: "workgroup scope", AGENT: "agent scope", SYSTEM: "system scope"}
 
 
 @dataclass
 class Access:
     """One access of a group: per element a byte offset in `allocation`, a wave of the group and a lane.
 
-    `action`: load, store or atomic; `level`: its scope (chip.py; L2 for plain loads and stores).
+    `action`: load, store or atomic; `level`: its scope (chip.py; L2 for plain loads and stores, WORKGROUP for
+    those with sc0 alone).
     """
 
     g: WaveGroup
@@ -172,9 +175,13 @@ class Monitor:
         if not suspect.any():
             return
         if a.level > L2:  # accesses with a scope are meant to meet, if the scope covers both
-            other = stamp.level[index]
+            other = np.minimum(stamp.level[index], a.level)
             same = self.clocks.rank_of[earlier] == self.clocks.rank_of[each]
-            suspect &= ~((other > L2) & (same | ((other == SYSTEM) & (a.level == SYSTEM))))
+            meant = (other == SYSTEM) | ((other == AGENT) & same)
+            if (other == WORKGROUP).any():
+                mates = self.clocks.first_mate[earlier] == self.clocks.first_mate[each]
+                meant |= (other == WORKGROUP) & mates
+            suspect &= ~meant
         which = np.nonzero(suspect.reshape(-1))[0]
         if not len(which):
             return
@@ -200,12 +207,20 @@ class Monitor:
     def _synchronise(self, a: Access, thread: Array) -> None:
         clocks, base = self.clocks, a.allocation.base
         pairs = list(zip(thread.tolist(), (a.offsets + base).tolist(), strict=True))
+        keep, wide = a.action == "atomic", a.level > WORKGROUP
+        parcels = clocks.parcels(thread) if a.action != "load" else {}
         # One after the other: an atomic finds what those before it in the same step have published.
         for one, address in pairs:
-            if a.action != "store" and clocks.published:
-                clocks.find(one, address, a.level)
+            if a.action != "store":
+                if wide and clocks.published:
+                    clocks.find(one, address, a.level)
+                if clocks.handed:
+                    clocks.take(one, address)
             if a.action != "load":
-                clocks.publish(one, address, a.level, a.action == "atomic")
+                if wide:
+                    clocks.publish(one, address, a.level, keep)
+                if one in parcels:
+                    clocks.hand(address, parcels[one], keep)
 
     # ------------------------------------------------------------------ names
     def site(self, launch: Launch, inst: Instruction) -> int:
