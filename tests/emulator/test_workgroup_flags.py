@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of workgroup scope: right in every schedule, no false alarm; without the scope bit they are a race."""
+"""Flags of workgroup scope: right in every schedule, no false alarm; without the scope bit: a race."""
 
 from __future__ import annotations
 
