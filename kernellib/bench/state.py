@@ -168,7 +168,10 @@ def versions() -> dict[str, str | None]:
 
 
 def git_revision(folder: Path | None = None) -> dict[str, Any]:
-    """The revision of the working tree that holds ``folder`` (this package by default).
+    """The revision of the working tree that tracks ``folder`` (this package by default).
+
+    A copy that lies inside somebody else's working tree, untracked, has no revision of its own there; it may
+    declare one in the environment (``REVISION_VARIABLE``).
 
     Returns:
         {"revision", "dirty", "source", "why_not"}: dirty is whether a tracked file differs from the revision.
@@ -180,11 +183,13 @@ def git_revision(folder: Path | None = None) -> dict[str, Any]:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
 
     try:
-        revision, changes = git("rev-parse", "HEAD"), git("status", "--porcelain", "--untracked-files=no")
-        return {"revision": revision, "dirty": bool(changes), "source": "git", "why_not": None}
+        if git("ls-files", "."):
+            revision, changes = git("rev-parse", "HEAD"), git("status", "--porcelain", "--untracked-files=no")
+            return {"revision": revision, "dirty": bool(changes), "source": "git", "why_not": None}
     except (OSError, subprocess.SubprocessError):
-        declared = set(os.environ.get(REVISION_VARIABLE, "").split())
-        if len(declared) == 1:  # several are none: which one was measured?
-            return {"revision": declared.pop(), "dirty": None, "source": "declared", "why_not": None}
-        why_not = f"no git working tree here; set {REVISION_VARIABLE} to the one revision"
-        return {"revision": None, "dirty": None, "source": None, "why_not": why_not}
+        pass  # no git, or no working tree
+    declared = set(os.environ.get(REVISION_VARIABLE, "").split())
+    if len(declared) == 1:  # several are none: which one was measured?
+        return {"revision": declared.pop(), "dirty": None, "source": "declared", "why_not": None}
+    why_not = f"no git working tree tracks this copy; set {REVISION_VARIABLE} to the one revision"
+    return {"revision": None, "dirty": None, "source": None, "why_not": why_not}

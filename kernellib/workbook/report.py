@@ -12,7 +12,6 @@ import base64
 import html
 import os
 import platform
-import subprocess
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
@@ -22,6 +21,8 @@ from typing import cast
 from nbconvert import HTMLExporter
 from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell, new_notebook
+
+from kernellib.bench.state import git_revision
 
 from .discovery import read_notebook
 from .runner import NotebookResult
@@ -187,13 +188,11 @@ def _section(result: NotebookResult, root: Path) -> str:
     )
 
 
-def git_revision(folder: Path) -> str:
-    """The short git revision of a checkout, with "+changes" when files differ; "" where there is none."""
-    try:
-        command = ["git", "-C", str(folder), "describe", "--always", "--dirty=+changes", "--abbrev=10"]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return ""
+def _revision() -> str:
+    """The revision that made the page, "+changes" after it when files differ; "" where nobody knows."""
+    found = git_revision()
+    short = (found["revision"] or "")[:10]
+    return f"{short}+changes" if found["dirty"] else short
 
 
 def environment_line() -> str:
@@ -204,7 +203,7 @@ def environment_line() -> str:
             versions.append(f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
             continue
-    revision = git_revision(Path(__file__).resolve().parents[2])
+    revision = _revision()
     parts = [
         datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         *([f"revision {revision}"] if revision else []),

@@ -115,6 +115,9 @@ def test_the_revision_and_whether_the_tree_is_dirty(tmp_path: Path, monkeypatch:
     assert (clean["source"], clean["dirty"], len(clean["revision"])) == ("git", False, 40)
     (tmp_path / "file").write_text("two")
     assert state.git_revision(tmp_path)["dirty"] is True
+    (tmp_path / "copy").mkdir()  # another revision, unpacked inside a working tree
+    (tmp_path / "copy" / "file").write_text("three")
+    assert state.git_revision(tmp_path / "copy")["revision"] == "abc123"
 
 
 def test_versions_name_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
