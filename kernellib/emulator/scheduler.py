@@ -44,6 +44,7 @@ class Cohort:
     threads: Array  # numbers of the waves among all that run
     lds_monitor: LdsMonitor | None = None
     lds_delay: LdsDelay | None = None
+    register_origins: dict[int, tuple[Instruction, int]]  # of instrumented cohorts (sanitizers/registers.py)
 
     def __init__(self, launch: Launch, first: int, count: int) -> None:
         bound = launch.bound

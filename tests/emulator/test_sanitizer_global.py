@@ -313,10 +313,10 @@ def test_poisoned_memory(mode: str, seed: int) -> None:
 @pytest.mark.parametrize(
     ("text", "register"),
     [
-        ("v_add_u32_e32 v2, v7, v0", "v7"),
         ("s_add_u32 s9, s20, s2", "s20"),
+        ("global_load_dword v2, v7, s[4:5]", "v7"),
         ("global_store_dword v1, v[6:7], s[4:5]".replace("dword ", "dwordx2 "), "v6"),
-        ("v_cndmask_b32_e32 v2, v0, v1, vcc", "vcc_lo"),
+        ("s_and_saveexec_b64 s[10:11], vcc", "vcc_lo"),
         ("v_readfirstlane_b32 s9, v8", "v8"),
     ],
 )
@@ -341,30 +341,68 @@ def test_uninitialised_registers(text: str, register: str, mode: str, seed: int)
     run(listing(body.format(set=values, text=text), 1), mode, seed, 1, 64, [data])
 
 
+COMPUTED = """
+    s_load_dwordx2 s[4:5], s[0:1], 0x0
+    v_lshlrev_b32_e32 v1, 3, v0
+    v_mov_b32_e32 v4, 0
+    v_mov_b32_e32 v5, 0
+    v_mov_b32_e32 v6, 0
+    s_waitcnt lgkmcnt(0)
+    {text}
+    s_nop 4
+    {use}
+    """
+PAIR, LOW, HIGH = (
+    f"global_store_dword{x} v1, {v}, s[4:5]" for x, v in (("x2", "v[2:3]"), ("", "v2"), ("", "v3"))
+)
+
+
 @pytest.mark.parametrize(
-    ("text", "register"),
+    ("text", "use", "register"),
     [
-        ("v_pk_mul_f32 v[2:3], v[4:5], v[6:7] op_sel_hi:[1,0]", None),
-        ("v_pk_mul_f32 v[2:3], v[4:5], v[6:7]", "v7"),
-        ("v_pk_add_f32 v[2:3], v[4:5], v[6:7] op_sel:[0,1] op_sel_hi:[1,0]", "v7"),
-        ("v_pk_mov_b32 v[2:3], v[6:7], v[4:5] op_sel:[0,1]", None),
-        ("v_pk_mov_b32 v[2:3], v[6:7], v[4:5] op_sel:[1,0]", "v7"),
+        ("v_add_u32_e32 v2, v7, v0", LOW, "v7"),
+        ("v_add_u32_e32 v2, v7, v0", "s_nop 0", None),
+        ("v_add_u32_e32 v2, v7, v0\nv_mov_b32_e32 v3, v2\nv_mov_b32_e32 v2, 0", LOW, None),
+        ("v_add_u32_e32 v2, v7, v0\nv_mov_b32_e32 v3, v2\nv_mov_b32_e32 v2, 0", HIGH, "v7"),
+        ("v_cmp_eq_u32_e32 vcc, v7, v0", "s_cbranch_vccnz .Lon\n.Lon:", "v7"),
+        ("v_cmp_eq_u32_e32 vcc, v7, v0\nv_cndmask_b32_e32 v2, v4, v5, vcc", LOW, "v7"),
+        ("v_add_u32_e32 v2, v7, v0", "v_readfirstlane_b32 s9, v2", "v7"),
+        ("v_fmac_f32_e32 v2, v4, v5", LOW, "v2"),
+        # what the low result of a 64-bit sum or shift does not depend on
+        ("v_mad_u64_u32 v[2:3], s[8:9], v4, v5, v[6:7]", LOW, None),
+        ("v_mad_u64_u32 v[2:3], s[8:9], v4, v5, v[6:7]", HIGH, "v7"),
+        ("v_mad_u64_u32 v[2:3], s[8:9], v4, v5, v[6:7]", "s_mov_b32 s10, s8", "v7"),
+        ("v_mad_u64_u32 v[2:3], s[8:9], v4, v7, v[4:5]", LOW, "v7"),
+        ("v_lshlrev_b64 v[2:3], 2, v[6:7]", LOW, None),
+        ("v_lshlrev_b64 v[2:3], 2, v[6:7]", PAIR, "v7"),
+        ("v_lshl_add_u64 v[2:3], v[6:7], 2, v[4:5]", LOW, None),
+        ("v_lshl_add_u64 v[2:3], v[4:5], 2, v[6:7]", HIGH, "v7"),
+        ("v_lshrrev_b64 v[2:3], 2, v[6:7]", LOW, "v7"),
+        ("v_cvt_pk_bf16_f32 v2, v4, v7", "global_store_short v1, v2, s[4:5]", None),
+        ("v_cvt_pk_bf16_f32 v2, v7, v4", "global_store_short v1, v2, s[4:5]", "v7"),
+        # of register pairs only what op_sel picks is read, each result by its own
+        ("v_pk_mul_f32 v[2:3], v[4:5], v[6:7] op_sel_hi:[1,0]", PAIR, None),
+        ("v_pk_mul_f32 v[2:3], v[4:5], v[6:7]", PAIR, "v7"),
+        ("v_pk_mul_f32 v[2:3], v[4:5], v[6:7]", LOW, None),
+        ("v_pk_add_f32 v[2:3], v[4:5], v[6:7] op_sel:[0,1] op_sel_hi:[1,0]", LOW, "v7"),
+        ("v_pk_add_f32 v[2:3], v[4:5], v[6:7] op_sel:[0,1] op_sel_hi:[1,0]", HIGH, None),
+        ("v_pk_mov_b32 v[2:3], v[6:7], v[4:5] op_sel:[0,1]", PAIR, None),
+        ("v_pk_mov_b32 v[2:3], v[6:7], v[4:5] op_sel:[1,0]", LOW, "v7"),
+        ("v_pk_mov_b32 v[2:3], v[6:7], v[4:5] op_sel:[1,0]", HIGH, None),
     ],
 )
-def test_of_a_register_pair_only_what_op_sel_picks_is_read(text: str, register: str | None) -> None:
-    """v7 has not been written."""
-    body = f"""
-        v_mov_b32_e32 v4, 0
-        v_mov_b32_e32 v5, 0
-        v_mov_b32_e32 v6, 0
-        {text}
-        """
-    arguments = (listing(body, 1), "simple", 0, 1, 64, [np.zeros(1, np.uint32)], ("uninitialised_registers",))
+def test_uninitialised_registers_show_where_they_are_used(text: str, use: str, register: str | None) -> None:
+    """v7, v2, v3 and vcc have not been written; the finding is at the instruction that read first."""
+    body = COMPUTED.format(text=text, use=use)
+    data = np.zeros(256, np.uint32)
+    arguments = (listing(body, 1), "simple", 0, 1, 64, [data], ("uninitialised_registers",))
     if register is None:
         run(*arguments)
-    else:
-        with pytest.raises(emulator.UninitialisedRegisterError, match=f"reads {register},"):
-            run(*arguments)
+        return
+    with pytest.raises(emulator.UninitialisedRegisterError, match=f"reads {register},") as caught:
+        run(*arguments)
+    assert caught.value.location.instruction == text.splitlines()[0]
+    assert use.splitlines()[0].split()[0] in str(caught.value)
 
 
 # ----------------------------------------------------------------------------------- addresses, waits

@@ -38,6 +38,8 @@ class InstrumentedCohort(Cohort):
             self.threads = self.monitor.clocks.threads(launch.number, self.workgroup_number, self.wave_idx)
         if launch.lds_bytes and enabled & {"lds_races", "uninitialised_lds"}:
             self.lds_monitor = LdsMonitor(self, enabled)
+        # registers that hold what came of others never written: the instruction that read those, and which
+        self.register_origins: dict[int, tuple[Instruction, int]] = {}
         if "uninitialised_registers" in enabled:
             self.groups[0].written = initially_written(self)
         self.watch_barriers = "barrier_divergence" in enabled
