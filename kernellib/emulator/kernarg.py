@@ -26,6 +26,26 @@ def explicit_arguments(kernel: Kernel) -> list[dict[str, Any]]:
     return [a for a in args if not str(a.get(".value_kind", "")).startswith("hidden_")]
 
 
+def check_arguments(args: Any) -> None:
+    """Raise LaunchArgumentError unless `args` is a sequence of values."""
+    if not isinstance(args, (Sequence, np.ndarray)) or isinstance(args, (str, bytes, bytearray)):
+        raise LaunchArgumentError(
+            f"args: got {type(args).__name__}, wants a sequence with one value per kernel argument"
+        )
+
+
+def _address(tensor: Any, position: int) -> int:
+    """Where a tensor's elements lie; only dense ones on the CPU have a place that kernels can reach."""
+    device = getattr(getattr(tensor, "device", None), "type", "cpu")
+    layout = str(getattr(tensor, "layout", "torch.strided"))
+    if device != "cpu" or layout != "torch.strided" or getattr(tensor, "is_nested", False):
+        raise LaunchArgumentError(
+            f"argument {position}: a tensor on {device} of layout {layout.removeprefix('torch.')} has no "
+            "memory that the emulator can reach: give a dense CPU tensor"
+        )
+    return int(tensor.data_ptr())
+
+
 def pack_value(value: Any, size: int, position: int, is_pointer: bool = False) -> bytes:
     """One argument as bytes: raw bytes, a tensor or array (its address), a Python or numpy number.
 
@@ -40,7 +60,7 @@ def pack_value(value: Any, size: int, position: int, is_pointer: bool = False) -
     if isinstance(value, (bytes, bytearray)):
         raw = bytes(value)
     elif hasattr(value, "data_ptr"):
-        raw = struct.pack("<Q", value.data_ptr())
+        raw = struct.pack("<Q", _address(value, position))
     elif isinstance(value, np.ndarray) and value.ndim:
         raw = struct.pack("<Q", value.ctypes.data)
     elif isinstance(value, np.generic):
@@ -70,6 +90,7 @@ def build_kernarg(
 ) -> bytearray:
     """The whole segment.  Raises LaunchArgumentError on a wrong count, size or an unknown hidden argument."""
     wanted = explicit_arguments(kernel)
+    check_arguments(args)
     if not isinstance(dynamic_lds_bytes, numbers.Integral) or dynamic_lds_bytes < 0:
         raise LaunchArgumentError(
             f"dynamic_lds_bytes {dynamic_lds_bytes!r}: wants a number of bytes, 0 or more"

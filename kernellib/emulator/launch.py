@@ -19,7 +19,7 @@ from kernellib.emulator.binding.program import BoundProgram, bind_program
 from kernellib.emulator.counters import AccessCounters
 from kernellib.emulator.dispatcher import Dispatcher, run_until_one_ends
 from kernellib.emulator.errors import LaunchArgumentError
-from kernellib.emulator.kernarg import PRIVATE_APERTURE, SHARED_APERTURE, Dim3, build_kernarg
+from kernellib.emulator.kernarg import PRIVATE_APERTURE, SHARED_APERTURE, Dim3, build_kernarg, check_arguments
 from kernellib.emulator.memory import MemoryMap
 from kernellib.emulator.operands import EXEC, M0, SPECIAL_SOURCES
 from kernellib.emulator.report import ByteTracker, LaunchReport
@@ -431,6 +431,7 @@ def run_assembly(
     grid3, block3 = as_dim3(grid, "grid"), as_dim3(block, "block")
     if memory is None:
         memory = MemoryMap()
+    check_arguments(args)
     for value in args:
         register_argument(memory, value)
     kernarg = build_kernarg(found, args, grid3, block3, dynamic_lds_bytes)

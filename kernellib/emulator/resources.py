@@ -102,7 +102,7 @@ def get_kernel(program: Program, name: str | None) -> Kernel:
     """The kernel of that name, or the only one.  Raises LaunchArgumentError naming what is there."""
     if name is None and len(program.kernels) == 1:
         return next(iter(program.kernels.values()))
-    if name is None or name not in program.kernels:
+    if not isinstance(name, str) or name not in program.kernels:
         raise LaunchArgumentError(
             f"kernel {name!r} is not in the listing, which has {sorted(program.kernels)}"
         )

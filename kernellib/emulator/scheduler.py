@@ -18,7 +18,14 @@ import numpy as np
 from kernellib.emulator.binding.addresses import LocalStore
 from kernellib.emulator.binding.control import BARRIER, END, SPLIT, YIELD
 from kernellib.emulator.binding.memory import missing_wait
-from kernellib.emulator.errors import DeadlockError, EmulatorError, Finding, InstructionLimitError, Location
+from kernellib.emulator.errors import (
+    DeadlockError,
+    EmulatorError,
+    Finding,
+    InstructionLimitError,
+    Location,
+    OutOfBoundsError,
+)
 from kernellib.emulator.state import WaveGroup, as_slice, wave_order
 from kernellib.emulator.waits import Outstanding, WaitState
 
@@ -249,7 +256,10 @@ class Cohort:
             while True:
                 number = g.block
                 if number < 0:
-                    raise EmulatorError(f"kernel {launch.kernel.name} runs past its last instruction")
+                    raise OutOfBoundsError(
+                        f"kernel {launch.kernel.name} runs past its last instruction: s_endpgm is missing",
+                        self._here(g),
+                    )
                 block = blocks[number]
                 for g.pc, touched, step in block.body:
                     if touched & g.pending:

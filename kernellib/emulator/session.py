@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from kernellib.emulator.errors import Finding, LaunchArgumentError, SessionError
 from kernellib.emulator.flydsl_backend import HOST, assembly_backend
-from kernellib.emulator.kernarg import Dim3, build_kernarg, explicit_arguments
+from kernellib.emulator.kernarg import Dim3, build_kernarg, check_arguments, explicit_arguments
 from kernellib.emulator.launch import Device, Launch, Tuning, as_dim3, compiled_listing, register_argument
 from kernellib.emulator.memory import Allocation, MemoryMap
 from kernellib.emulator.report import ByteTracker, LaunchReport, address_range
@@ -49,7 +49,7 @@ class Session:
         self.tuning = tuning
         self.poisoned = Poison()
         self.device = self.make_device(1)
-        self.track = [address_range(t) for t in track]
+        self.track = _ranges(track)
         self.memory = _memory
         self.launches: list[LaunchReport] = []
         self.world: World | None = None
@@ -147,6 +147,7 @@ class Session:
         """Run a kernel of a listing within this session (see `launch.run_assembly`)."""
         listing = compiled_listing(text, self.tuning)
         found = get_kernel(listing.program, kernel)
+        check_arguments(args)
         for value in args:
             register_argument(self.memory, value)
         return self._run(
@@ -178,6 +179,15 @@ class Session:
         with self._lock:
             self.launches.append(report)
         return report
+
+
+def _ranges(track: Any) -> list[tuple[int, int]]:
+    try:
+        return [address_range(t) for t in track]
+    except TypeError as error:
+        raise SessionError(
+            f"track: wants a sequence of tensors, arrays or (address, bytes) pairs: {error}"
+        ) from error
 
 
 _active: Session | None = None
@@ -243,8 +253,12 @@ def emulated(
         raise SessionError(f"counters={counters!r}: wants 'default' or 'all'")
     if transcendental_ulp_bias not in (-1, 0, 1):
         raise SessionError(f"transcendental_ulp_bias={transcendental_ulp_bias}: wants -1, 0 or 1")
-    if waves_per_group < 0 or quantum < 1 or instruction_limit < 1:
-        raise SessionError("waves_per_group, quantum and instruction_limit must not be negative or zero")
+    for name, value, least in (
+        ("waves_per_group", waves_per_group, 0), ("quantum", quantum, 1),
+        ("instruction_limit", instruction_limit, 1),
+    ):  # fmt: skip
+        if not isinstance(value, int) or value < least:
+            raise SessionError(f"{name}={value!r}: wants an integer of at least {least}")
     tuning = Tuning(
         waves_per_group,
         quantum,

@@ -7,9 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from listings import listing
 
-from kernellib.emulator import AssemblySyntaxError, LaunchArgumentError, parse, run_assembly
+from kernellib.emulator import (
+    AssemblySyntaxError,
+    LaunchArgumentError,
+    OutOfBoundsError,
+    SessionError,
+    emulated,
+    parse,
+    run_assembly,
+)
 
 BODY = "\tv_mov_b32_e32 v1, v0\n\ts_mov_b32 s3, 0"
 LISTING = listing(BODY, num_pointers=1)
@@ -194,3 +203,44 @@ def test_a_double_is_a_value_but_no_pointer() -> None:
     assert launch(args=[np.float64(1.5)]) == (1, 1, 1, 64, 1, 1)
     with pytest.raises(LaunchArgumentError, match=r"argument 0: got float64 .* wants a pointer"):
         launch(args=[np.float64(1.5)], text=COPY.replace("by_value", "global_buffer"))
+
+
+@pytest.mark.parametrize("args", [5, "x", b"x", {"a": 1}, object()])
+def test_arguments_that_are_no_sequence(args: Any) -> None:
+    with pytest.raises(LaunchArgumentError, match="args: got"):
+        launch(args=args)
+    with emulated() as session, pytest.raises(LaunchArgumentError, match="args: got"):
+        session.run_assembly(COPY, None, 1, 64, args)
+
+
+@pytest.mark.parametrize("make", [lambda t: t.to("meta"), lambda t: t.to_sparse()])
+def test_tensors_without_memory_here(make: Any) -> None:
+    with pytest.raises(LaunchArgumentError, match="argument 0: a tensor on"):
+        launch(args=[make(torch.ones(4, 4))])
+
+
+@pytest.mark.parametrize("name", ["nope", "", 5, b"x", ["a"]])
+def test_kernels_that_are_not_there(name: Any) -> None:
+    with pytest.raises(LaunchArgumentError, match="is not in the listing"):
+        run_assembly(COPY, name, 1, 64, [np.zeros(64, np.float32)])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("sanitize", 5), ("sanitize", [5]), ("sanitize", None), ("sanitize", "foo"), ("quantum", "a"),
+        ("quantum", 0), ("waves_per_group", 1.5), ("instruction_limit", None), ("track", 5), ("track", [5]),
+        ("mode", None), ("schedule_seed", "a"), ("counters", 3),
+    ],
+)  # fmt: skip
+def test_options_of_a_session(name: str, value: Any) -> None:
+    options: Any = {name: value}
+    with pytest.raises(SessionError, match=f"^{name}"), emulated(**options):
+        pass
+    with emulated():  # nothing is left of the refused one
+        pass
+
+
+def test_a_kernel_without_end() -> None:
+    with pytest.raises(OutOfBoundsError, match="runs past its last instruction"):
+        launch(text=COPY.replace("\ts_endpgm", ""))

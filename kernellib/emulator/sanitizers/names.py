@@ -35,6 +35,8 @@ def parse_sanitizers(value: str | Collection[str]) -> frozenset[str]:
         if named is not None:
             return named
         value = (value,)
+    if not isinstance(value, Collection) or not all(isinstance(name, str) for name in value):
+        raise SessionError(f"sanitize={value!r}: wants a name or a collection of names")
     unknown = sorted(set(value) - ALL)
     if unknown:
         raise SessionError(
