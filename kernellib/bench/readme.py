@@ -92,10 +92,11 @@ def measured_block(root: Path) -> str:
         lines += ["No record is committed yet.", ""]
     else:
         lines += [
-            "p50 times of one call; paired ratios with their 95% intervals, above 1 where the tested launch",
-            "is faster. The A/A control must contain 1, or the record is not valid. Calls follow one another",
-            "directly, so that a launch may overlap with the last call's end; in records named `after_producer`",
-            "a kernel that writes the activations runs before each call, as in serving, and is timed with it.",
+            "p50 times of one call; paired ratios with their 95% intervals, above 1 where the tested",
+            "launch is faster. The A/A control must contain 1, or the record is not valid. Calls follow",
+            "one another directly, so that a launch may overlap with the last call's end; in records",
+            "named `after_producer` a kernel that writes the activations runs before each call, as in",
+            "serving, and is timed with it.",
             "",
         ]
     for records in groups.values():
