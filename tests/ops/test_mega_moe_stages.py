@@ -173,16 +173,25 @@ def test_one_rank_alone() -> None:
         check(ranks, *calls)
 
 
-def test_many_calls_back_to_back() -> None:
-    """Epochs and parities turn over several times; inputs, routings and token counts differ each time, and
-    every call's output is looked at when all have ended."""
+BACK_TO_BACK = {
+    "one_each": (MegaMoEShape(12, 256, 256, 4), 3, READY, 7),
+    "drawn": (TINY, 2, replace(READY, persist_cu=3).scaled(TINY, 4), 4),
+    "strided": (TINY, 2, replace(SMALL, persist_cu=3, persist_strided=True).scaled(TINY, 4), 4),
+}
+
+
+@pytest.mark.parametrize("name", BACK_TO_BACK)
+def test_many_calls_back_to_back(name: str) -> None:
+    """Epochs turn over several times, so that both parities' counters are used again; inputs, routings and
+    token counts differ each time, and every call's output is looked at when all have ended."""
+    shape, num_ranks, config, num_calls = BACK_TO_BACK[name]
     with emulated() as session:
-        ranks = small_ranks(session, MegaMoEShape(12, 256, 256, 4), 3, READY, wire="fp8_blockwise_1x32")
+        ranks = small_ranks(session, shape, num_ranks, config, wire="fp8_blockwise_1x32")
         kinds = ("uniform", "hot_rank", "ragged", "padded", "one_expert", "uniform", "empty_experts")
-        calls = [routed_call(ranks, kind, 1 + i, SEED + i) for i, kind in enumerate(kinds)]
+        calls = [routed_call(ranks, kind, 1 + i, SEED + i) for i, kind in enumerate(kinds[:num_calls])]
         ranks.run(*calls)
         check(ranks, *calls)
-        for rank in range(3):
+        for rank in range(num_ranks):
             assert ranks.buffer(rank, "epoch").item() == len(calls)
 
 
