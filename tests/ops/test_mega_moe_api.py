@@ -262,6 +262,66 @@ def test_stages_out_of_order_are_refused_alike() -> None:
     assert "dtype" in results[0][4]
 
 
+def test_out_of_stage_2_shares_no_byte_with_what_stage_1_was_given() -> None:
+    case = make_case(SMALL, "uniform", RANKS, 2, 0)
+
+    def host(heap: SymmetricHeap) -> list[str]:
+        moe = make_layer(SMALL, heap, CAPACITY)
+        x, weights, ids = case.tensors(heap.rank)
+        memory = torch.zeros(2, 128, dtype=torch.bfloat16)
+        own_ids = memory.view(torch.int32).flatten()[:4].view(2, 2).copy_(ids)
+        own_weights = memory.view(torch.float32).flatten()[4:8].view(2, 2).copy_(weights)
+        result = moe.stage1(moe.quantize(x), own_weights, own_ids)
+        with pytest.raises(ContractError) as caught:
+            moe.stage2(result, memory)
+        assert torch.equal(own_ids, ids), "nothing was written"
+        moe.stage2(result)
+        return [f"{v.clause} {v.got}" for v in caught.value.report.violations]
+
+    wanted = ["alias 16 bytes shared with route_weights", "alias 16 bytes shared with expert_ids"]
+    assert on_ranks(RANKS, host)[0] == [wanted] * RANKS
+
+
+@pytest.mark.parametrize("what", ["layer", "heap"])
+def test_nothing_runs_on_memory_that_was_given_back(what: str) -> None:
+    x, weights, ids = make_case(SMALL, "uniform", RANKS, 2, 0).tensors(0)
+
+    def host(heap: SymmetricHeap) -> list[str]:
+        moe = make_layer(SMALL, heap, CAPACITY, bounds_check=True)
+        quantized = moe.quantize(x)
+        result = moe.stage1(quantized, weights, ids)
+        (moe if what == "layer" else heap).close()
+        found = []
+        for action in (
+            lambda: moe(x, weights, ids),
+            lambda: moe(x, weights, ids, token_class=2),  # the ranks would not have met
+            lambda: moe.quantize(x),
+            lambda: moe.stage1(quantized, weights, ids),
+            lambda: moe.stage2(result),
+            lambda: moe.forward_prequantized(quantized, weights, ids, token_class=2),
+            moe.raise_reported_ids,
+            moe.tile_rows,
+        ):
+            with pytest.raises(ContractError) as caught:
+                action()
+            found += [f"{v.clause} {v.argument} {v.got}" for v in caught.value.report.violations]
+        moe.close()
+        return found
+
+    results, launches = on_ranks(RANKS, host)
+    assert results == [[f"order {what} closed"] * 8] * RANKS
+    assert len(launches) == 2 * RANKS, "one quantisation and one stage 1 each"
+
+
+def test_weights_that_cannot_be_looked_at_are_every_ranks_error() -> None:
+    def host(heap: SymmetricHeap) -> MegaMoE:
+        weights = packed_for(SMALL, RANKS, heap.rank)
+        broken = replace(weights, w1=None, w2=torch.zeros(3).to_sparse())  # type: ignore[arg-type]
+        return make_layer(SMALL, heap, CAPACITY, weights=broken if heap.rank else weights)
+
+    assert_same_error(on_ranks(RANKS, host)[0], ContractError, "weights.w1 (rank 1)", "weights.w2 (rank 1)")
+
+
 def test_prequantized_tokens_of_the_wrong_kind_are_refused() -> None:
     def host(heap: SymmetricHeap) -> list[str]:
         moe = make_layer(SMALL, heap, CAPACITY)
@@ -274,6 +334,8 @@ def test_prequantized_tokens_of_the_wrong_kind_are_refused() -> None:
             QuantizedTokens(good.codes, good.scales[:, :8]),
             x,
             None,
+            QuantizedTokens(None, good.scales),  # type: ignore[arg-type]
+            QuantizedTokens(torch.zeros(8, 128, dtype=torch.uint8), torch.zeros(8, 16, dtype=torch.uint8)),
         ):
             with pytest.raises(ContractError) as caught:
                 moe.forward_prequantized(wrong, weights, ids)  # type: ignore[arg-type]
@@ -284,6 +346,7 @@ def test_prequantized_tokens_of_the_wrong_kind_are_refused() -> None:
     assert first == second
     assert first[:3] == ["dtype codes", "dtype codes", "shape scales"]
     assert {"dtype codes", "type codes"} <= set(first)
+    assert first[-4:] == ["type codes", "shape route_weights", "shape expert_ids", "capacity codes"]
 
 
 # ----------------------------------------------------------------------------------- the bounds check

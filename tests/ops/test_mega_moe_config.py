@@ -43,6 +43,8 @@ def test_kimi_k3_is_the_published_shape() -> None:
         ("top_k", -1),
         ("situ_beta", float("nan")),
         ("situ_beta", 4),
+        ("situ_beta", 1e39),  # infinite in fp32
+        ("situ_linear_beta", 1e-40),  # its reciprocal is
         ("situ_linear_beta", 0.0),
     ],
 )

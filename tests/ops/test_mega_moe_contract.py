@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import kernellib
 from kernellib.ops.contract import ContractError, Violation
 from kernellib.ops.mega_moe import contract
-from kernellib.ops.mega_moe.config import KIMI_K3, MegaMoEConfig, MegaMoEShape
+from kernellib.ops.mega_moe.config import KIMI_K3, WIRES, MegaMoEConfig, MegaMoEShape
 from kernellib.ops.mega_moe.contract import (
     BOUNDS_CHECK_VARIABLE,
     LayerRequest,
@@ -24,6 +24,7 @@ from kernellib.ops.mega_moe.contract import (
     bounds_check_enabled,
     check_token_class,
     disagreements,
+    inspected,
     merge,
     raise_alike,
     supports_mega_moe,
@@ -112,6 +113,15 @@ def test_the_offending_id_is_named() -> None:
     assert violation.wanted == "-1 or 0 .. 7"
 
 
+WIDE = MegaMoEShape(8, 1024, 128, 2)
+# The rows of a GEMM2 tile on their way out: 128 * 1024 bf16 are 256 KiB, as e4m3 with scales 132 KiB.
+LARGE_TILES = MegaMoEConfig(tile_m=128, gemm1_tile_n=256, gemm2_tile_n=1024, num_dispatch_cu=1, num_cu=2)
+
+
+def no_call() -> dict[str, None]:
+    return dict.fromkeys(("x", "route_weights", "expert_ids", "out"))
+
+
 MUTATIONS: dict[str, tuple[Callable[[dict[str, Any]], Any], list[tuple[str, str]]]] = {
     "x fp32": (lambda a: {"x": a["x"].float()}, [("dtype", "x")]),
     "x strided": (lambda a: {"x": torch.zeros(3, 256).bfloat16()[:, ::2]}, [("strides", "x")]),
@@ -173,6 +183,45 @@ MUTATIONS: dict[str, tuple[Callable[[dict[str, Any]], Any], list[tuple[str, str]
     ),
     "weights of a tensor": (lambda a: {"weights": packed().w1}, [("type", "weights")]),
     "weights of other ranks": (lambda a: {"num_ranks": 2}, [("weights", "weights")]),
+    "weights a list": (
+        lambda a: {"weights": replace(packed(), w1=[0])},
+        [("weights", "weights"), ("type", "weights.w1")],
+    ),
+    "weights sparse": (
+        lambda a: {"weights": replace(packed(), w1=packed().w1.to_sparse())},
+        [("weights", "weights"), ("type", "weights.w1")],
+    ),
+    "weights of no shape": (lambda a: {"weights": replace(packed(), shape=None)}, [("weights", "weights")]),
+    "weights not flat": (
+        lambda a: {"weights": replace(packed(), w2=packed().w2.reshape(2, -1))},
+        [("weights", "weights")],
+    ),
+    "rows that leave too little LDS": (
+        lambda a: {"shape": WIDE, "weights": None, **no_call(), "config": LARGE_TILES},
+        [("config", "config")],
+    ),
+    "the same with the narrower wire": (
+        lambda a: {"shape": WIDE, "weights": None, **no_call(), "config": LARGE_TILES, "wire": WIRES[0]},
+        [],
+    ),
+    "more experts than the planner counts": (
+        lambda a: {
+            "shape": replace(SHAPE, num_experts=40960),
+            "weights": None,
+            **no_call(),
+            "config": "tuned",
+        },
+        [("config", "config")],
+    ),
+    "as many as it counts": (
+        lambda a: {
+            "shape": replace(SHAPE, num_experts=40956),
+            "weights": None,
+            **no_call(),
+            "config": "tuned",
+        },
+        [],
+    ),
     "weights unaligned": (
         lambda a: {"weights": replace(packed(), w2=torch.cat([packed().w2[:1], packed().w2])[1:])},
         [("alignment", "weights.w2")],
@@ -199,6 +248,36 @@ def test_several_clauses_are_all_reported() -> None:
         "max_tokens_per_rank",
         "bounds_check",
     }
+
+
+class Unprintable:
+    """Raises when it is printed."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+def test_an_object_that_cannot_be_printed_is_refused() -> None:
+    for name in ("num_ranks", "max_tokens_per_rank", "config", "activation", "wire", "bounds_check"):
+        report = supports_mega_moe(**{**a_call(), name: Unprintable()})
+        assert [violation.argument for violation in report.violations] == [name], name
+        assert "Unprintable" in str(report), name
+    request = LayerRequest(Unprintable(), RANKS, CAPACITY)
+    assert agreed_fields(request)["shape"] == "a Unprintable without a repr"
+
+
+def test_a_check_that_raises_is_a_violation() -> None:
+    def check() -> list[Violation]:
+        raise AttributeError("nothing there")
+
+    [violation] = inspected(check, "weights")
+    assert (violation.clause, violation.argument) == ("type", "weights")
+    assert "nothing there" in violation.got
+
+
+def test_a_first_argument_without_rows_does_not_make_the_others_wrong() -> None:
+    for wrong in (None, [0.0], torch.zeros(3).bfloat16()):
+        assert {argument for _, argument in broken(x=wrong, out=None)} == {"x"}
 
 
 ANYTHING = st.one_of(

@@ -178,6 +178,26 @@ def test_special_rows_stay_what_they_are(wire: str, activation: str) -> None:
         assert np.isfinite(got[2]).all()
 
 
+@pytest.mark.parametrize("order", ["expert", "ready"])
+def test_an_expert_named_in_every_slot(order: str) -> None:
+    """One expert a rank and four slots: all routes of all ranks arrive at one expert, more than there are
+    tokens, and lie where they have room."""
+    shape, counts = MegaMoEShape(4, 128, 128, 4), (64, 40, 0, 1)
+    config = replace(CONFIG, tile_order=order).scaled(shape, 4)
+    with emulated() as session:
+        ranks = small_ranks(session, shape, 4, config, capacity=64)
+        rng = np.random.default_rng(SEED)
+        ids = tuple(np.full((tokens, 4), 2, np.int32) for tokens in counts)
+        weights = tuple(rng.uniform(0.1, 1.0, part.shape).astype(np.float32) for part in ids)
+        call = make_call(ranks.layout, Routing("one expert in every slot", ids, weights), SEED)
+        ranks.run(call)
+        for got, expected in zip(call.results(), ranks.expected(call), strict=True):
+            assert relative_l2(got, expected) <= 1e-3
+        assert ranks.buffer(2, "num_tiles")[1] == -(-sum(counts) * 4 // 16)
+        sources = ranks.buffer(2, "row_source")[: sum(counts) * 4]
+        assert len(set(sources.tolist())) == sum(counts) * 4, "each route has a row of its own"
+
+
 def all_on_one_rank(routing: Routing) -> Routing:
     return Routing(routing.name, (np.concatenate(routing.expert_ids),), (np.concatenate(routing.weights),))
 

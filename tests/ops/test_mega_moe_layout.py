@@ -145,13 +145,14 @@ def test_fault_21_offsets_past_4_gib_are_exact() -> None:
 
 
 def test_room_for_the_worst_routing() -> None:
-    layout = SymmetricLayout(SHAPE, 8, 16, "bf16")  # 2 experts a rank, top 4: at most 2 routes a token
-    assert layout.max_received_rows == 8 * 16 * 2
+    """2 experts a rank, top 4: a token may name one expert in all its slots."""
+    layout = SymmetricLayout(SHAPE, 8, 16, "bf16")
+    worst = 8 * 16 * 4
+    assert layout.max_received_rows == worst
     for tile_m in (16, 32, 64, 128):
         rng = np.random.default_rng(SEED)
-        for _ in range(50):
-            first = int(rng.integers(0, 129))
-            rows = np.array([first, int(rng.integers(0, 129))])
+        for first in (0, 1, worst, *rng.integers(0, worst + 1, 50)):
+            rows = np.array([first, worst - first])
             tiles = -(-rows // tile_m)
             assert tiles.sum() <= layout.max_tiles(tile_m)
             assert tiles.sum() * tile_m <= layout.max_rows

@@ -23,6 +23,7 @@ from .config import (
     MegaMoEConfig,
     MegaMoEShape,
     Wire,
+    resolve_wire,
     select_config,
     token_class,
 )
@@ -38,6 +39,7 @@ from .contract import (
     check_token_class,
     check_weights,
     disagreements,
+    inspected,
     merge,
     raise_alike,
     supports_mega_moe,
@@ -55,8 +57,6 @@ __all__ = [
     "Stage1Result",
     "supports_mega_moe",
 ]
-
-AUTO_BF16_TOKENS = 128  # up to this capacity wire "auto" is bf16: few rows, so that bytes matter less
 
 
 class ExpertIdError(ValueError):
@@ -176,8 +176,8 @@ class MegaMoE:
             raise_alike(heap_violations)
         violations = [
             *heap_violations,
-            *check_layer(request, heap.num_cu),
-            *check_weights(weights, request, heap.device),
+            *inspected(lambda: check_layer(request, heap.num_cu)),
+            *inspected(lambda: check_weights(weights, request, heap.device), "weights"),
         ]
         answers = heap.exchange("construct mega_moe", (violations, agreed_fields(request)))
         differing = disagreements([fields for _, fields in answers])
@@ -188,12 +188,12 @@ class MegaMoE:
         self.bounds_check = bounds_check_enabled(bounds_check)
         self.output_dtype = output_dtype
         self._config = config
-        auto: Wire = "bf16" if max_tokens_per_rank <= AUTO_BF16_TOKENS else "fp8_blockwise_1x32"
         self.layout = SymmetricLayout(
-            shape, heap.num_ranks, max_tokens_per_rank, auto if wire == "auto" else wire
+            shape, heap.num_ranks, max_tokens_per_rank, resolve_wire(wire, max_tokens_per_rank)
         )
         self._number = heap.num_exchanges
         self._pending: Stage1Result | None = None
+        self._closed = False
         self._region = _prepare_region(heap, self.layout)
 
     # ------------------------------------------------------------------------------------- facts
@@ -232,9 +232,10 @@ class MegaMoE:
         """The layer. Collective.
 
         Args:
-            x: bf16 [tokens, model_dim], contiguous, 16-byte aligned, as every tensor here.
-            route_weights: fp32 [tokens, top_k]; what stands beside a dropped route is not looked at.
-            expert_ids: int32 [tokens, top_k], global ids; -1 drops the route.
+            x: bf16 [tokens, model_dim], 16-byte aligned; contiguous, as every tensor here.
+            route_weights: fp32 [tokens, top_k]; NaN and Inf are multiplied like others. What stands beside a
+                dropped route is not looked at.
+            expert_ids: int32 [tokens, top_k], global ids; -1 drops the route, an expert may be named twice.
             out: bf16 [tokens, model_dim] to write to; shares no byte with another argument.
             token_class: the largest token count of any rank, when the caller knows it: all ranks pass the
                 same. None: the ranks agree through the host, which needs no GPU and is allowed while a graph
@@ -274,8 +275,8 @@ class MegaMoE:
         Raises:
             ContractError: x is not as above; on this rank alone.
         """
-        found = check_tensors(call_specs(self.shape, CallArguments(x=x))[:1], self.heap.device.type)
-        raise_alike(found)
+        self._require_open()
+        raise_alike(check_tensors(call_specs(self.shape, CallArguments(x=x))[:1], self.heap.device.type))
         return self._quantize(x)
 
     def stage1(
@@ -304,13 +305,16 @@ class MegaMoE:
         Raises:
             ContractError: as a call's; clause "order" when ``result`` is not the last stage 1's.
         """
+        self._require_open()
         violations: list[Violation] = []
         if not isinstance(result, Stage1Result) or result is not self._pending:
             got, wanted = type(result).__name__, "the result of the last stage1, used once"
             violations.append(Violation("order", "result", got, wanted, "call stage1 first"))
         elif out is not None:
-            specs = call_specs(self.shape, _arguments(result.quantized, None, None, out))
-            violations.extend(check_tensors([specs[0], specs[-1]], self.heap.device.type))
+            given = _arguments(result.quantized, result.route_weights, result.expert_ids, out)
+            violations = inspected(
+                lambda: check_tensors(call_specs(self.shape, given), self.heap.device.type)
+            )
         if isinstance(result, Stage1Result) and not result.agreed:
             raise_alike(violations)
         else:
@@ -320,6 +324,7 @@ class MegaMoE:
     def tile_rows(self) -> list[int]:
         """Valid rows of each M tile that this rank's experts had in the last call, as its planner laid them
         out. Waits for the device; not collective."""
+        self._require_open()
         if self._region.memory.device.type == "cuda":
             torch.cuda.synchronize(self._region.memory.device)
 
@@ -338,8 +343,12 @@ class MegaMoE:
         return self._region.memory.data_ptr(), self._region.num_bytes
 
     def close(self) -> None:
-        """Gives the layer's symmetric memory back. Collective; the layer must not be called again."""
+        """Gives the layer's symmetric memory back. Collective. Later calls are refused, a second close does
+        nothing, nor one after the heap's, which frees the memory, too."""
+        if self._closed or self.heap.closed:
+            return
         self.heap.free(self._region)
+        self._closed = True
 
     def raise_reported_ids(self) -> None:
         """Raises ExpertIdError when the device's bounds check has met ids out of range since the last look,
@@ -348,6 +357,7 @@ class MegaMoE:
         """
         if not self.bounds_check:
             return
+        self._require_open()
         words = self.layout.buffers["errors"]
         view = self._region.memory[words.offset : words.offset + words.num_bytes]
         found = view.cpu().view(torch.int32).tolist()
@@ -368,10 +378,17 @@ class MegaMoE:
 
     # ----------------------------------------------------------------------------------- internals
 
+    def _require_open(self) -> None:
+        """Closing is collective, so that every rank raises here, and nobody needs to be told."""
+        for what, closed in (("layer", self._closed), ("heap", self.heap.closed)):
+            if closed:
+                raise_alike([Violation("order", what, "closed", "open", "make a new layer on an open heap")])
+
     def _begin(self, what: str, arguments: CallArguments, given_class: object) -> int:
         """Checks a call's contract on all ranks; returns the token class they select by."""
-        violations = check_call(
-            self.shape, self.capacity, arguments, self.heap.device.type, self.bounds_check
+        self._require_open()
+        violations = inspected(
+            lambda: check_call(self.shape, self.capacity, arguments, self.heap.device.type, self.bounds_check)
         )
         if self._pending is not None:
             got = "stage1 again" if what == "stage1" else what
@@ -467,10 +484,10 @@ def _prepare_region(heap: SymmetricHeap, layout: SymmetricLayout) -> SymmetricRe
 
 
 def _arguments(quantized: object, route_weights: object, expert_ids: object, out: object) -> CallArguments:
-    if isinstance(quantized, QuantizedTokens):
-        return CallArguments(None, quantized.codes, quantized.scales, route_weights, expert_ids, out)
-    wrong = quantized if quantized is not None else "None"
-    return CallArguments(None, wrong, wrong, route_weights, expert_ids, out)
+    if not isinstance(quantized, QuantizedTokens):  # then its kind is told twice, as codes and as scales
+        quantized = QuantizedTokens(cast(Any, quantized), cast(Any, quantized))
+    codes, scales = quantized.codes, quantized.scales
+    return CallArguments(None, codes, scales, route_weights, expert_ids, out, prequantized=True)
 
 
 def _capturing(device: torch.device) -> bool:

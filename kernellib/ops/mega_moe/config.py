@@ -28,6 +28,7 @@ LDS_BYTES = 160 * 1024
 SCALE_BLOCK = 32  # elements that share an e8m0 scale
 MFMA_M = MFMA_N = 16  # v_mfma_scale_f32_16x16x128_f8f6f4
 MFMA_K = 128
+AUTO_BF16_TOKENS = 128  # up to this capacity wire "auto" is bf16: few rows, so that bytes matter less
 WAVE_COLUMNS = 64  # weight rows a wave multiplies in a tile: 32 gate + 32 up (GEMM1), or 64 (GEMM2)
 MAX_QUEUE_SHARDS = 64
 MAX_K_CHUNK = 512  # bytes of an activation row staged at once; one dword of scales covers it
@@ -83,8 +84,9 @@ class MegaMoEShape:
             )
         for name in ("situ_beta", "situ_linear_beta"):
             value = getattr(self, name)
-            if not isinstance(value, float) or not 0.0 < value < float("inf"):
-                raise MegaMoEConfigError(f"{name} got {value!r}, wanted a finite float above 0")
+            # The kernels hold it and its reciprocal as fp32, normal numbers both.
+            if not isinstance(value, float) or not 2.0**-126 <= value <= 2.0**126:
+                raise MegaMoEConfigError(f"{name} got {value!r}, wanted a float from 2^-126 to 2^126")
 
     @property
     def name(self) -> str:
@@ -236,6 +238,13 @@ def nearest_bucket(num_tokens: int) -> int:
     if type(num_tokens) is not int or num_tokens < 0:
         raise MegaMoEConfigError(f"num_tokens got {num_tokens!r}, wanted an int, 0 or more")
     return min(BUCKETS, key=lambda bucket: (abs(bucket - num_tokens), -bucket))
+
+
+def resolve_wire(wire: Wire | Literal["auto"], capacity: int) -> Wire:
+    """The wire's format, "auto" decided by the capacity."""
+    if wire != "auto":
+        return wire
+    return "bf16" if capacity <= AUTO_BF16_TOKENS else "fp8_blockwise_1x32"
 
 
 def token_class(tokens_per_rank: Sequence[int]) -> int:

@@ -7,16 +7,16 @@ costs no wait for a device. Nothing here raises, whatever it is given, but ``rai
 Clauses besides those of tensors (``kernellib.ops.contract``):
 
 ===========  ==========================================================================================
-type         an argument of the wrong kind
+type         an argument of the wrong kind, or one that cannot be looked at
 rank         the rank the heap has
 experts      divide evenly over the ranks
 capacity     a power of two; ranks * capacity at most 2^24; tokens at most the capacity
-config       "tuned", "generic" or a MegaMoEConfig that fits the shape and the device
+config       "tuned", "generic" or a MegaMoEConfig that fits the shape and the device, LDS included
 choice       one of the names that exist
 weights      packed for this shape, in the kernels' own layout, on the device
 experts_id   -1 or an expert's id, where the host can see them
 token_class  at least every rank's token count, at most the capacity
-order        stage 2 follows its own stage 1
+order        stage 2 follows its own stage 1; layer and heap are open
 agreement    the same on every rank
 ===========  ==========================================================================================
 """
@@ -24,13 +24,14 @@ agreement    the same on every rank
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from kernellib.ops.contract import (
+    PLAIN_TENSOR_TYPES,
     ContractError,
     SupportReport,
     TensorSpec,
@@ -43,12 +44,16 @@ from kernellib.targets import TargetInfo
 
 from .config import (
     ACTIVATIONS,
+    BUCKETS,
+    LDS_BYTES,
     WIRES,
     MegaMoEConfig,
     MegaMoEConfigError,
     MegaMoEShape,
+    resolve_wire,
+    select_config,
 )
-from .layout import SOURCE_INDEX_BITS, LayoutError, ScaleOrder
+from .layout import SOURCE_INDEX_BITS, LayoutError, LdsLayout, ScaleOrder
 from .weights import PackedWeights
 
 OPERATOR = "mega_moe"
@@ -81,6 +86,27 @@ class LayerRequest:
     weights: Any = None
 
 
+# ------------------------------------------------------------------------------ whatever it is given
+
+
+def text_of(value: object) -> str:
+    """``repr``, also of an object whose own raises."""
+    try:
+        return repr(value)
+    except Exception:
+        return f"a {type(value).__name__} without a repr"
+
+
+def inspected(check: Callable[[], Iterable[Violation]], argument: str = "arguments") -> list[Violation]:
+    """The violations that ``check`` finds. Should it raise, that is one: a rank that raised by itself would
+    leave the others waiting."""
+    try:
+        return list(check())
+    except Exception as error:
+        got = f"{type(error).__name__} when looked at: {text_of(error)}"
+        return [Violation("type", argument, got, "values that can be inspected", "pass plain values")]
+
+
 # ---------------------------------------------------------------------------------------- the layer
 
 
@@ -95,6 +121,7 @@ def check_layer(request: LayerRequest, num_cu: int | None = None) -> list[Violat
         *_check_shape(request),
         *_check_capacity(request),
         *_check_config(request, num_cu),
+        *_check_lds(request),
         *_check_choice("activation", request.activation, ACTIVATIONS),
         *_check_choice("wire", request.wire, (*WIRES, "auto")),
         *_check_choice("input_format", request.input_format, INPUT_FORMATS),
@@ -110,7 +137,7 @@ def _check_shape(request: LayerRequest) -> Iterator[Violation]:
             "type", "shape", type(shape).__name__, "MegaMoEShape", "pass KIMI_K3 or another shape"
         )
     if type(ranks) is not int or ranks < 1:
-        yield Violation("type", "num_ranks", repr(ranks), "a positive int", "pass the group's size")
+        yield Violation("type", "num_ranks", text_of(ranks), "a positive int", "pass the group's size")
     elif type(shape) is MegaMoEShape and shape.num_experts % ranks:
         got, wanted = f"{shape.num_experts} over {ranks} ranks", "experts that divide evenly"
         yield Violation("experts", "shape", got, wanted, "use a group whose size divides the experts")
@@ -120,7 +147,7 @@ def _check_capacity(request: LayerRequest) -> Iterator[Violation]:
     value, ranks = request.max_tokens_per_rank, request.num_ranks
     if type(value) is not int or value < 1:
         wanted = "a positive int"
-        yield Violation("capacity", "max_tokens_per_rank", repr(value), wanted, "pass a power of two")
+        yield Violation("capacity", "max_tokens_per_rank", text_of(value), wanted, "pass a power of two")
         return
     if value & (value - 1):
         remedy = f"round up to {1 << value.bit_length()}"
@@ -137,7 +164,7 @@ def _check_config(request: LayerRequest, num_cu: int | None) -> Iterator[Violati
         return
     if type(config) is not MegaMoEConfig:
         wanted = "'tuned', 'generic' or a MegaMoEConfig"
-        yield Violation("config", "config", repr(config), wanted, "pass one of these")
+        yield Violation("config", "config", text_of(config), wanted, "pass one of these")
         return
     if num_cu is not None and max(config.num_cu, config.persist_cu) > num_cu:
         got = f"num_cu {config.num_cu}, persist_cu {config.persist_cu}"
@@ -151,15 +178,44 @@ def _check_config(request: LayerRequest, num_cu: int | None) -> Iterator[Violati
             yield Violation("config", "config", config.name, f"tiles that divide the shape: {error}", remedy)
 
 
+def _check_lds(request: LayerRequest) -> Iterator[Violation]:
+    """Workgroups of either stage fit the LDS, with every configuration that a call can select."""
+    shape, ranks, capacity, config = (
+        request.shape,
+        request.num_ranks,
+        request.max_tokens_per_rank,
+        request.config,
+    )
+    if type(shape) is not MegaMoEShape or type(ranks) is not int or ranks < 1 or shape.num_experts % ranks:
+        return
+    if type(capacity) is not int or type(request.wire) is not str or request.wire not in (*WIRES, "auto"):
+        return
+    if type(config) is MegaMoEConfig:
+        configs = [config]
+    elif type(config) is str and config in TABLES:
+        configs = [select_config(shape, ranks, bucket, cast(Any, config)) for bucket in BUCKETS]
+    else:
+        return
+    wire = resolve_wire(cast(Any, request.wire), capacity)
+    for stage, remedy in (
+        ("stage1", "lower tile_m or gemm1_tile_n, or use a shape of fewer experts"),
+        ("stage2", "lower tile_m or gemm2_tile_n"),
+    ):
+        most = max(getattr(LdsLayout(shape, each, wire, ranks), f"{stage}_bytes") for each in configs)
+        if most > LDS_BYTES:
+            got, wanted = f"{most} bytes of LDS in {stage}", f"at most {LDS_BYTES}"
+            yield Violation("config", "config", got, wanted, remedy)
+
+
 def _check_choice(argument: str, value: object, choices: Sequence[object]) -> Iterator[Violation]:
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         wanted = " or ".join(repr(choice) for choice in choices)
-        yield Violation("choice", argument, repr(value), wanted, "pass one of these")
+        yield Violation("choice", argument, text_of(value), wanted, "pass one of these")
 
 
 def _check_bounds_check(value: object) -> Iterator[Violation]:
     if type(value) is not bool:
-        yield Violation("type", "bounds_check", repr(value), "a bool", "pass True or False")
+        yield Violation("type", "bounds_check", text_of(value), "a bool", "pass True or False")
     if os.environ.get(BOUNDS_CHECK_VARIABLE, "0") not in ("", "0", "1"):
         got = repr(os.environ[BOUNDS_CHECK_VARIABLE])
         yield Violation("choice", BOUNDS_CHECK_VARIABLE, got, "0 or 1", "set the variable to 1, or unset it")
@@ -181,11 +237,16 @@ def check_weights(weights: object, request: LayerRequest, device: torch.device |
         try:
             weights.require(shape, shape.num_experts // ranks)
         except LayoutError as error:
-            got = f"{weights.packing}, {weights.gate_up}, {weights.shape.name}, {weights.num_local_experts}"
+            name = weights.shape.name if type(weights.shape) is MegaMoEShape else text_of(weights.shape)
+            got = f"{weights.packing}, {weights.gate_up}, {name}, {weights.num_local_experts}"
             found.append(Violation("weights", "weights", got, "the kernels' layout", str(error)))
     for name in ("w1", "w1_scales", "w2", "w2_scales"):
         tensor = getattr(weights, name)
-        if device is not None and tensor.device != device:
+        if type(tensor) not in PLAIN_TENSOR_TYPES or tensor.layout != torch.strided:
+            got = str(tensor.layout) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            wanted, remedy = "a plain, dense tensor", "pack with pack_experts"
+            found.append(Violation("type", f"weights.{name}", got, wanted, remedy))
+        elif device is not None and tensor.device != device:
             remedy = f"pack with device={str(device)!r}"
             found.append(Violation("device", f"weights.{name}", str(tensor.device), str(device), remedy))
         elif tensor.device.type != "meta" and tensor.numel() and tensor.data_ptr() % 16:
@@ -205,7 +266,7 @@ def check_heap(heap: object, rank: object) -> list[Violation]:
     if heap.closed:
         return [Violation("order", "heap", "closed", "open", "make a new heap")]
     if type(rank) is not int or rank != heap.rank:
-        return [Violation("rank", "rank", repr(rank), f"{heap.rank}, the heap's", "pass heap.rank")]
+        return [Violation("rank", "rank", text_of(rank), f"{heap.rank}, the heap's", "pass heap.rank")]
     return []
 
 
@@ -217,11 +278,12 @@ class CallArguments:
     """The tensors of a call; any field may be of any type until checked.
 
     Attributes:
-        x: bf16 [tokens, model_dim]; None in a call on quantised tokens.
-        codes, scales: uint8 [tokens, model_dim] and [tokens, scale bytes]; None when x is given.
+        x: bf16 [tokens, model_dim].
+        codes, scales: uint8 [tokens, model_dim] and [tokens, scale bytes], in a call on quantised tokens.
         route_weights: fp32 [tokens, top_k].
         expert_ids: int32 [tokens, top_k].
         out: bf16 [tokens, model_dim], or None.
+        prequantized: whether the call takes codes and scales instead of x.
     """
 
     x: Any = None
@@ -230,13 +292,19 @@ class CallArguments:
     route_weights: Any = None
     expert_ids: Any = None
     out: Any = None
+    prequantized: bool = False
+
+    @property
+    def first(self) -> str:
+        """Name of the argument that says how many tokens there are."""
+        return "codes" if self.prequantized else "x"
 
     @property
     def num_tokens(self) -> int | None:
-        """Rows of the first argument; None when it has none to speak of."""
-        first = self.codes if self.x is None else self.x
-        if isinstance(first, torch.Tensor) and first.dim() == 2:
-            return int(first.shape[0])
+        """Rows of the first argument; when it has none to speak of, of the next that has; otherwise None."""
+        for value in (self.codes if self.prequantized else self.x, self.route_weights, self.expert_ids):
+            if type(value) in PLAIN_TENSOR_TYPES and value.dim() == 2:
+                return int(value.shape[0])
         return None
 
 
@@ -244,7 +312,7 @@ def call_specs(shape: MegaMoEShape, arguments: CallArguments) -> list[tuple[Tens
     """Each tensor argument with what it must be, for the token count of the first."""
     tokens, dim = arguments.num_tokens or 0, shape.model_dim
     specs: list[tuple[TensorSpec, Any]] = []
-    if arguments.codes is None:
+    if not arguments.prequantized:
         specs.append((TensorSpec("x", (tokens, dim), torch.bfloat16), arguments.x))
     else:
         scale_bytes = ScaleOrder(dim).row_bytes
@@ -278,7 +346,9 @@ def check_call(
     tokens = arguments.num_tokens
     if tokens is not None and capacity is not None and tokens > capacity:
         remedy = "split the call, or construct with a larger max_tokens_per_rank"
-        found.append(Violation("capacity", "x", f"{tokens} tokens", f"at most {capacity}", remedy))
+        found.append(
+            Violation("capacity", arguments.first, f"{tokens} tokens", f"at most {capacity}", remedy)
+        )
     if not found and not bounds_check:
         found.extend(_check_ids(shape, arguments.expert_ids))
     return found
@@ -299,7 +369,9 @@ def check_token_class(value: object, num_tokens: int | None, capacity: int) -> l
     """Clause "token_class" of a class that the caller names."""
     if type(value) is not int or not 0 <= value <= capacity:
         wanted = f"an int from 0 to {capacity}, or None to have the ranks agree"
-        return [Violation("token_class", "token_class", repr(value), wanted, "pass the largest token count")]
+        return [
+            Violation("token_class", "token_class", text_of(value), wanted, "pass the largest token count")
+        ]
     if num_tokens is not None and num_tokens > value:
         got = f"{value} with {num_tokens} tokens here"
         wanted = "at least every rank's token count"
@@ -345,7 +417,7 @@ def disagreements(by_rank: Sequence[Mapping[str, str]]) -> tuple[Violation, ...]
 def agreed_fields(request: LayerRequest) -> dict[str, str]:
     """What must be the same on every rank, as text."""
     found = {
-        field.name: repr(getattr(request, field.name))
+        field.name: text_of(getattr(request, field.name))
         for field in fields(request)
         if field.name not in ("weights", "bounds_check")
     }

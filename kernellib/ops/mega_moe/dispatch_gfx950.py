@@ -76,11 +76,6 @@ class Coordination:
     def local_experts(self) -> int:
         return self.layout.experts_per_rank
 
-    @property
-    def lds_bytes(self) -> int:
-        """Of the planner: counts by expert, then by local expert rows and first tile."""
-        return -(-max(self.num_experts, 2 * self.local_experts) * 4 // 16) * 16
-
 
 @dataclass
 class Call:

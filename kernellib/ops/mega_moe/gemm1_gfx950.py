@@ -29,7 +29,7 @@ from .device_gfx950 import (
     wave_id,
 )
 from .gemm_gfx950 import OUTPUTS_PER_LANE, PIECE, GemmPlan, multiply_tile, weight_tile_addresses
-from .layout import PackedMatrixLayout, ScaleOrder
+from .layout import LdsLayout, PackedMatrixLayout, ScaleOrder
 from .weights import matrix_layouts
 
 LOG2_E = 1.4426950408889634
@@ -74,7 +74,7 @@ class Gemm1:
     @property
     def lds_bytes(self) -> int:
         """Of the product, reused for the codes of the tile."""
-        return max(self.plan.lds_bytes, self.config.tile_m * self.tile_columns)
+        return LdsLayout(self.shape, self.config, "bf16", 1).gemm1_bytes  # whatever the wire and ranks
 
 
 def _exp2(x: Any) -> Any:

@@ -28,7 +28,7 @@ from .device_gfx950 import (
     wave_id,
 )
 from .gemm_gfx950 import OUTPUTS_PER_LANE, PIECE, GemmPlan, multiply_tile, weight_tile_addresses
-from .layout import SOURCE_INDEX_BITS, PackedMatrixLayout, SymmetricLayout
+from .layout import SOURCE_INDEX_BITS, LdsLayout, PackedMatrixLayout, SymmetricLayout
 from .weights import matrix_layouts
 
 TILES_PER_WAVE = WAVE_COLUMNS // MFMA_N
@@ -69,18 +69,20 @@ class Gemm2:
         return 2 if self.layout.wire == "bf16" else 1
 
     @property
+    def lds(self) -> LdsLayout:
+        return LdsLayout(self.layout.shape, self.config, self.layout.wire, self.layout.num_ranks)
+
+    @property
     def codes_bytes(self) -> int:
-        return self.config.tile_m * self.columns * self.element_bytes
+        return self.lds.gemm2_code_bytes
 
     @property
     def scales_per_row(self) -> int:
-        """Scale bytes of a tile row; 0 with the bf16 wire."""
-        return 0 if self.layout.wire == "bf16" else self.columns // SCALE_BLOCK
+        return self.lds.gemm2_scales_per_row
 
     @property
     def lds_bytes(self) -> int:
-        staged = self.codes_bytes + self.config.tile_m * self.scales_per_row
-        return max(self.plan.lds_bytes, -(-staged // 16) * 16)
+        return self.lds.gemm2_bytes
 
 
 def _stage_bf16(gemm: Gemm2, lds: Any, row: Any, values: list[Any]) -> None:

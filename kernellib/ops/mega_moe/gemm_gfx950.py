@@ -22,7 +22,7 @@ import flydsl.expr as fx
 
 from .config import MAX_K_CHUNK, MFMA_K, MFMA_M, MFMA_N
 from .device_gfx950 import LANES, T, pointer, smaller
-from .layout import PackedMatrixLayout, ScaleOrder
+from .layout import PackedMatrixLayout, ScaleOrder, product_lds_bytes
 
 PIECE = 16  # bytes of one LDS access
 E4M3_FORMAT, E2M1_FORMAT = 0, 4  # cbsz and blgp of the instruction
@@ -75,7 +75,7 @@ class GemmPlan:
 
     @property
     def lds_bytes(self) -> int:
-        return self.stage_bytes * min(2, self.num_chunks)
+        return product_lds_bytes(self.num_elements, self.tile_m)
 
     @property
     def pieces_per_row(self) -> int:

@@ -22,7 +22,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .config import MAX_QUEUE_SHARDS, MFMA_K, MFMA_N, SCALE_BLOCK, MegaMoEConfigError, MegaMoEShape, Wire
+from .config import (
+    MAX_K_CHUNK,
+    MAX_QUEUE_SHARDS,
+    MFMA_K,
+    MFMA_N,
+    SCALE_BLOCK,
+    MegaMoEConfig,
+    MegaMoEConfigError,
+    MegaMoEShape,
+    Wire,
+)
 
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
@@ -194,6 +204,74 @@ class PackedMatrixLayout:
         return nibbles, logical
 
 
+# ----------------------------------------------------------------------------------- LDS of a workgroup
+
+LDS_SHARED_WORDS = 4  # behind the work area: a ticket, a queue entry
+
+
+def product_lds_bytes(num_elements: int, tile_m: int) -> int:
+    """Rows of a tile, a chunk of K at a time; double-buffered when there are several chunks."""
+    chunk = min(num_elements, MAX_K_CHUNK)
+    return tile_m * chunk * min(2, num_elements // chunk)
+
+
+@dataclass(frozen=True)
+class LdsLayout:
+    """Bytes of LDS that the stages' workgroups take; their parts use one area in turn.
+
+    Attributes:
+        shape, config, wire: as the layer has them.
+        num_ranks: ranks.
+    """
+
+    shape: MegaMoEShape
+    config: MegaMoEConfig
+    wire: Wire
+    num_ranks: int
+
+    @property
+    def planner_bytes(self) -> int:
+        """Counts by expert; later rows and first tile of each local expert."""
+        local = self.shape.experts_per_rank(self.num_ranks)
+        return _round_up(max(self.shape.num_experts, 2 * local) * 4, 16)
+
+    @property
+    def gemm1_bytes(self) -> int:
+        """Of the product, reused for the codes of the tile."""
+        codes = self.config.tile_m * self.config.gemm1_tile_n // 2
+        return max(product_lds_bytes(self.shape.model_dim, self.config.tile_m), codes)
+
+    @property
+    def gemm2_code_bytes(self) -> int:
+        """The tile's weighted rows on their way out, without scales."""
+        return self.config.tile_m * self.config.gemm2_tile_n * (2 if self.wire == "bf16" else 1)
+
+    @property
+    def gemm2_scales_per_row(self) -> int:
+        """Scale bytes of a tile row; 0 with the bf16 wire."""
+        return 0 if self.wire == "bf16" else self.config.gemm2_tile_n // SCALE_BLOCK
+
+    @property
+    def gemm2_bytes(self) -> int:
+        """Of the product, reused for the rows and scales that are sent."""
+        staged = self.gemm2_code_bytes + self.config.tile_m * self.gemm2_scales_per_row
+        return max(product_lds_bytes(self.shape.inter_dim, self.config.tile_m), _round_up(staged, 16))
+
+    @property
+    def stage1_bytes(self) -> int:
+        """Of stage 1 in one launch."""
+        return max(self.planner_bytes, self.gemm1_bytes) + 4 * LDS_SHARED_WORDS
+
+    @property
+    def stage2_bytes(self) -> int:
+        """Of stage 2 in one launch."""
+        return self.gemm2_bytes + 4 * LDS_SHARED_WORDS
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
 # -------------------------------------------------------------------------------- symmetric buffers
 
 
@@ -262,8 +340,9 @@ class SymmetricLayout:
 
     @property
     def max_received_rows(self) -> int:
-        """Rows a rank can receive at most: a token's experts are distinct."""
-        return self.num_ranks * self.capacity * min(self.shape.top_k, self.experts_per_rank)
+        """Rows a rank can receive at most: every route of every token. Nothing forbids that a token names an
+        expert twice, and nothing on a GPU could see it before the rows are sent."""
+        return self.num_ranks * self.capacity * self.shape.top_k
 
     @property
     def max_rows(self) -> int:

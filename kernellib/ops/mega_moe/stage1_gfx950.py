@@ -45,10 +45,9 @@ from .dispatch_gfx950 import (
     words,
 )
 from .gemm1_gfx950 import Gemm1, gemm1_tile
-from .layout import META_WORDS, SymmetricLayout
+from .layout import LDS_SHARED_WORDS, META_WORDS, LdsLayout, SymmetricLayout
 
 PHASES = ("histogram", "plan", "dispatch", "gemm1")
-SHARED_WORDS = 4  # of LDS: a ticket, a queue entry
 
 
 @dataclass(frozen=True)
@@ -98,9 +97,10 @@ class Stage1:
     @property
     def work_bytes(self) -> int:
         """LDS that planner and GEMM use in turn."""
+        lds = LdsLayout(self.layout.shape, self.config, self.layout.wire, self.layout.num_ranks)
         return max(
-            self.coordination.lds_bytes if {"histogram", "plan"} & set(self.phases) else 16,
-            self.gemm.lds_bytes if "gemm1" in self.phases else 16,
+            lds.planner_bytes if {"histogram", "plan"} & set(self.phases) else 16,
+            lds.gemm1_bytes if "gemm1" in self.phases else 16,
         )
 
 
@@ -207,7 +207,7 @@ def build(s: Stage1) -> Callable[..., Any]:
         w1_scales: fx.Int64,
     ) -> None:
         memory = (
-            fx.SharedAllocator().allocate(fx.Array[fx.Int32, s.work_bytes // 4 + SHARED_WORDS, 16]).peek()
+            fx.SharedAllocator().allocate(fx.Array[fx.Int32, s.work_bytes // 4 + LDS_SHARED_WORDS, 16]).peek()
         )
         lds, shared = memory.ptr, memory.ptr + s.work_bytes // 4
         call = begin_call(s.layout, peers, rank, num_tokens)

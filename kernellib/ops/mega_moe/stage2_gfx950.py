@@ -35,8 +35,8 @@ from .device_gfx950 import (
 )
 from .dispatch_gfx950 import Coordination, at, of_region, peer_region, wait_for_all_ranks, words
 from .gemm2_gfx950 import Gemm2, gemm2_tile
-from .layout import META_WORDS, SymmetricLayout
-from .stage1_gfx950 import SHARED_WORDS, begin_call
+from .layout import LDS_SHARED_WORDS, META_WORDS, SymmetricLayout
+from .stage1_gfx950 import begin_call
 
 PHASES = ("gemm2", "combine")
 MAX_COMBINE_WORKGROUPS = 64
@@ -206,7 +206,7 @@ def build(s: Stage2) -> Callable[..., Any]:
         w2_scales: fx.Int64,
         out: fx.Int64,
     ) -> None:
-        memory = fx.SharedAllocator().allocate(fx.Array[fx.Int32, lds_words + SHARED_WORDS, 16]).peek()
+        memory = fx.SharedAllocator().allocate(fx.Array[fx.Int32, lds_words + LDS_SHARED_WORDS, 16]).peek()
         lds, shared = memory.ptr, memory.ptr + lds_words
         call = begin_call(s.layout, peers, rank, num_tokens)
         if fx.const_expr(s.num_combine > 0 and "gemm2" in s.phases):

@@ -118,10 +118,12 @@ class PackedWeights:
             ("w2_scales", self.w2_scales, second.scale_bytes),
         ):
             size = each * num_local_experts
-            if tensor.dtype != torch.uint8 or tensor.numel() != size or not tensor.is_contiguous():
-                raise LayoutError(
-                    f"weights: {name} got {tensor.dtype} {list(tensor.shape)}, wanted {size} contiguous uint8"
-                )
+            wanted = f"wanted {size} contiguous uint8"
+            if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+                kind = tensor.layout if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+                raise LayoutError(f"weights: {name} got {kind}, {wanted}")
+            if tensor.dtype != torch.uint8 or tensor.shape != (size,) or not tensor.is_contiguous():
+                raise LayoutError(f"weights: {name} got {tensor.dtype} {list(tensor.shape)}, {wanted}")
 
 
 def matrix_layouts(shape: MegaMoEShape) -> tuple[PackedMatrixLayout, PackedMatrixLayout]:
