@@ -203,8 +203,9 @@ def unpack_nibbles(packed: U8) -> U8:
 def dequantize_packed(packed: U8, scales: U8) -> F32:
     """fp32 values [..., K] of packed e2m1 [..., K / 2]: a look-up of byte pairs, for whole weights."""
     table = _decode_table(E2M1)
-    pairs = np.stack([np.tile(table, 16), np.repeat(table, 16)], axis=-1)
-    values = pairs[packed].reshape(*packed.shape[:-1], packed.shape[-1] * 2)
+    # A byte's two values as one 64-bit word: one look-up each, and several times as fast as rows of two.
+    pairs = np.stack([np.tile(table, 16), np.repeat(table, 16)], axis=-1).view(np.uint64)[:, 0]
+    values = np.take(pairs, packed).view(np.float32)
     blocks = _blocks(values)
     if blocks.shape[:-1] != scales.shape:
         raise MXFormatError(f"scales got shape {list(scales.shape)}, wanted {list(blocks.shape[:-1])}")
