@@ -185,7 +185,7 @@ def parse_operand(text: str) -> Operand:  # noqa: PLR0911 (one return per operan
         return Operand("const", text, value=float(text))
     if match := re.fullmatch(r"lit(?:64)?\((.+)\)", text):
         return parse_operand(match.group(1).strip())
-    for name, kind in (("hwreg", "hwreg"), ("sendmsg", "message")):
+    for name, kind in (("hwreg", "hwreg"), ("sendmsg", "message"), ("gpr_idx", "message")):
         if text.startswith(name + "(") and text.endswith(")"):
             return Operand(kind, text)  # type: ignore[arg-type]
     if (modified := _modified(text)) is not None:

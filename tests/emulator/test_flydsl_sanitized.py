@@ -10,6 +10,7 @@ import pytest
 
 from kernellib import emulator
 from kernellib.emulator import session
+from tests.emulator import test_flydsl_assorted as assorted
 from tests.emulator import test_flydsl_coordination as coordination
 from tests.emulator import test_flydsl_matrix as matrix
 from tests.emulator import test_flydsl_rows as rows
@@ -29,6 +30,11 @@ KERNELS: dict[str, Callable[[], None]] = {
     "fp8 GEMM": matrix.test_gemm_fp8_with_row_scales,
     "mxfp4 GEMM": matrix.test_gemm_mxfp4_with_scales_that_all_differ,
     "split-K GEMM": lambda: matrix.test_split_k_gemm_with_a_semaphore(4),
+    "causal attention": lambda: assorted.test_causal_attention_with_online_softmax(1, 64, 32),
+    "int8 GEMM": assorted.test_gemm_int8_requantised,
+    "segmented scan": assorted.test_segmented_scan_by_dpp,
+    "indexed array": assorted.test_array_of_registers_indexed_by_values,
+    "grid barrier": lambda: assorted.test_heat_steps_with_a_grid_barrier(4),
     "direct-to-LDS pipeline": lambda: matrix.test_direct_to_lds_pipeline(7, 1024),
 }
 SCHEDULES = [

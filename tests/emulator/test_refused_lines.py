@@ -15,6 +15,10 @@ from kernellib.emulator.binding.program import bind_program
 from tests.emulator.conformance import conformance_assembler
 
 REFUSED = """
+# VGPR indexing
+s_set_gpr_idx_on s2, gpr_idx(FOO)
+s_set_gpr_idx_on s2, 16
+s_set_gpr_idx_on v2, 1
 # vector registers in groups begin at an even number
 v_pk_fma_f32 v[1:2], v[2:3], v[4:5], v[6:7]
 v_pk_fma_f32 v[0:1], v[3:4], v[4:5], v[6:7]

@@ -15,6 +15,8 @@ import numpy as np
 
 from kernellib.emulator.assembly import Instruction, Program
 from kernellib.emulator.binding import sources as src
+from kernellib.emulator.binding.indexed import bind_index_on as indexed_on
+from kernellib.emulator.binding.indexed import index_flags
 from kernellib.emulator.binding.sources import Array, BindContext, refuse
 from kernellib.emulator.errors import TrapError
 from kernellib.emulator.instructions.registry import ControlDef
@@ -38,6 +40,7 @@ class ControlContext:
         self.ctx = ctx
         self.program = program
         self.block_of = block_of
+        self.indexed: int | None = None  # the flags of VGPR indexing where it is on (indexed.py)
 
     def target(self, inst: Instruction, operand: Operand) -> int:
         """Block number that a branch operand names (a label, or a distance in dwords is refused)."""
@@ -288,6 +291,25 @@ def bind_getpc(control: ControlContext, inst: Instruction, definition: ControlDe
     raise refuse(
         inst, "code addresses (function calls, constant tables in the code section) are not emulated"
     )
+
+
+def bind_index_on(control: ControlContext, inst: Instruction, definition: ControlDef) -> tuple[Step, bool]:
+    """s_set_gpr_idx_on: vector instructions after it, up to s_set_gpr_idx_off, index their registers."""
+    if control.indexed is not None:
+        raise refuse(inst, "VGPR indexing is on already")
+    control.indexed = index_flags(inst)
+    return indexed_on(control.ctx, inst, control.indexed), False
+
+
+def bind_index_off(
+    control: ControlContext, inst: Instruction, definition: ControlDef
+) -> tuple[Step | None, bool]:
+    """s_set_gpr_idx_off."""
+    _expect(inst, 0)
+    if control.indexed is None:
+        raise refuse(inst, "no s_set_gpr_idx_on before it in its basic block")
+    control.indexed = None
+    return None, False
 
 
 HANDLERS: dict[str, Callable[[ControlContext, Instruction, ControlDef], tuple[Step | None, bool]]] = {

@@ -18,11 +18,12 @@ from kernellib.emulator.binding.encoding import (
     check_scalar,
     check_vector,
 )
+from kernellib.emulator.binding.indexed import bind_indexed_move
 from kernellib.emulator.binding.lds import bind_exchange, bind_lds
 from kernellib.emulator.binding.memory import bind_global, bind_scratch
 from kernellib.emulator.binding.scalar import bind_scalar
 from kernellib.emulator.binding.smem import bind_scalar_load
-from kernellib.emulator.binding.sources import BindContext
+from kernellib.emulator.binding.sources import BindContext, refuse
 from kernellib.emulator.binding.vector import bind_vector
 from kernellib.emulator.errors import AssemblySyntaxError, MissingNopError, UnknownInstructionError
 from kernellib.emulator.hazards import find_hazards
@@ -127,6 +128,9 @@ def reused_operands(program: Program, first_of_block: list[int]) -> dict[int, tu
     return {index: (a, b) for index, (a, b) in found.items()}
 
 
+_VECTOR = ("v_", "ds_", "global_", "flat_", "buffer_", "scratch_")  # what VGPR indexing could concern
+
+
 def bind_instruction(
     ctx: BindContext, control: ControlContext, inst: Instruction
 ) -> tuple[Step | None, int, bool]:
@@ -138,6 +142,9 @@ def bind_instruction(
         )
     check_registers(inst)
     check_fields(inst)
+    if control.indexed is not None and inst.mnemonic.startswith(_VECTOR):
+        # the registers that it really touches, its step looks at
+        return bind_indexed_move(ctx, inst, control.indexed), 0, False
     if isinstance(definition, AluDef) and definition.mnemonic.startswith("ds_"):
         check_exchange(inst)
         return (*bind_exchange(ctx, inst, definition), False)
@@ -161,7 +168,7 @@ def bind_instruction(
     assert isinstance(definition, ControlDef)
     handled, ends = HANDLERS[definition.handler](control, inst, definition)
     touched = 0
-    if definition.handler in ("getreg", "setreg", "time"):
+    if definition.handler in ("getreg", "setreg", "time", "index_on"):
         for operand in inst.operands:
             touched |= register_bits(operand)
     elif definition.handler == "cbranch" and definition.options["on"] == "vcc":
@@ -212,11 +219,16 @@ def bind_program(
         last = first_of_block[number + 1] if number + 1 < len(first_of_block) else len(program.instructions)
         block = Block(number, next_block=block_of.get(last, -5))
         for inst in program.instructions[first:last]:
+            indexed = control.indexed is not None
             step, touched, ends = bind_instruction(ctx, control, inst)
+            if control.indexed is not None and (ends or inst.index + 1 == last):
+                raise refuse(
+                    inst, "VGPR indexing must be switched off in the basic block that switched it on"
+                )
             block.instructions.append(inst.index)
             if inst.index in hazards and step is not None:
                 step = _hazard_step(inst, hazards[inst.index])
-            if check_registers and step is not None:
+            if check_registers and step is not None and not indexed:
                 from kernellib.emulator.sanitizers.registers import checked  # noqa: PLC0415 (it builds on this)
 
                 step = checked(inst, step)

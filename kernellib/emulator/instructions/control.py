@@ -25,6 +25,8 @@ define_control("s_memrealtime", "time")
 define_control("s_getreg_b32", "getreg")
 define_control("s_setreg_b32", "setreg")
 define_control("s_setreg_imm32_b32", "setreg")
+define_control("s_set_gpr_idx_on", "index_on")
+define_control("s_set_gpr_idx_off", "index_off")
 for _name in ("s_getpc_b64", "s_setpc_b64", "s_swappc_b64", "s_call_b64"):
     define_control(_name, "getpc")
 for _name in ("s_nop", "s_setprio", "s_incperflevel", "s_decperflevel"):

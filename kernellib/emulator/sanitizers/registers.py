@@ -75,10 +75,8 @@ def reads_and_writes(inst: Instruction) -> tuple[int, int]:
         if any(t.form == "vcc" for t in definition.signature.sources):
             reads |= 3 << (SGPR_BIT + VCC)
     elif isinstance(definition, ControlDef):
-        if definition.handler == "cbranch" and definition.options["on"] == "vcc":
-            reads |= 3 << (SGPR_BIT + VCC)
-        elif definition.handler in ("getreg", "time"):
-            writes |= register_bits(inst.operands[0])
+        more, results = _control(inst, definition)
+        reads, writes = reads | more, writes | results
     elif (definition is not None and getattr(definition, "always_returns", False)) or "sc0" in inst.modifiers:
         result = inst.operands[0]
         if getattr(definition, "action", "") == "atomic":
@@ -88,6 +86,17 @@ def reads_and_writes(inst: Instruction) -> tuple[int, int]:
                 for operand in inst.operands[1:]:
                     reads |= register_bits(operand)
     return reads, writes
+
+
+def _control(inst: Instruction, definition: ControlDef) -> tuple[int, int]:
+    """The same for what steers a wave."""
+    if definition.handler == "cbranch" and definition.options["on"] == "vcc":
+        return 3 << (SGPR_BIT + VCC), 0
+    if definition.handler == "index_on":
+        return register_bits(inst.operands[0]), 0
+    if definition.handler in ("getreg", "time"):
+        return 0, register_bits(inst.operands[0])
+    return 0, 0
 
 
 def flows(inst: Instruction, reads: int, writes: int) -> list[tuple[int, int]] | None:

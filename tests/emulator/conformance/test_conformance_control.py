@@ -19,7 +19,12 @@ import torch
 from conformance_harness import LANES, Case, case_id, implemented, run, run_with_memory
 from test_conformance_memory import address_registers
 
-from kernellib.emulator.errors import MissingWaitError, TrapError, UnsupportedOperandError
+from kernellib.emulator.errors import (
+    MissingWaitError,
+    OutOfBoundsError,
+    TrapError,
+    UnsupportedOperandError,
+)
 from kernellib.emulator.state import FloatMode
 
 BRANCHES: dict[str, tuple[str, str]] = {  # set-up from s[2:3], restoring line
@@ -247,6 +252,72 @@ def test_source_denormals_alone() -> None:
         assert int(run(text, vgprs={1: np.full(LANES, SUBNORMAL)}).vgpr(2)[0]) == want, mode
 
 
+# ---------------------------------------------------------------------------------------------- VGPR indexing
+INDEX_CASES = [
+    Case("s_set_gpr_idx_on", ("gpr_idx(SRC0)", "gpr_idx(DST)", "gpr_idx(SRC0,DST)"), "per wave; M0"),
+    Case("s_set_gpr_idx_off", ("",), "later instructions name their registers themselves"),
+]
+INDICES = (1, 3, 0)  # of three waves
+
+
+@pytest.mark.parametrize("flags", [1, 8, 9])
+@pytest.mark.parametrize("exec_mask", [2**64 - 1, 0xF0F0])
+def test_indexed_moves(flags: int, exec_mask: int) -> None:
+    names = {1: "SRC0", 8: "DST", 9: "SRC0,DST"}[flags]
+    before = {n: 100 * n + np.arange(LANES) for n in range(12)}
+    text = f"""s_set_gpr_idx_on s2, gpr_idx({names})
+v_mov_b32_e32 v6, v2
+v_mov_b32_e32 v8, 77
+s_set_gpr_idx_off
+v_mov_b32_e32 v11, v1"""
+    result = run(
+        text,
+        vgprs=before,
+        sgprs={2: np.array(INDICES) | 0x700},
+        num_waves=3,
+        m0=0xABCD1234,
+        exec_mask=exec_mask,
+    )
+    active = np.array([exec_mask >> n & 1 for n in range(LANES)], np.bool_)
+    for wave, index in enumerate(INDICES):
+        want = dict(before)
+        to, source = (index if flags & 8 else 0), (index if flags & 1 else 0)
+        for target, value in ((6 + to, before[2 + source]), (8 + to, 77), (11, before[1])):
+            want[target] = np.where(active, value, want.get(target, 0))
+        for n in range(12):
+            assert np.array_equal(result.vgpr(n)[wave], want[n]), (wave, n)
+        assert result.sgpr(124)[wave] == 0xABCD0200 | flags << 12 | index, "the rest of M0 stays"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "s_set_gpr_idx_on s2, gpr_idx(SRC0)\nv_add_u32_e32 v1, v0, v0\ns_set_gpr_idx_off",
+            "plain v_mov_b32",
+        ),
+        ("s_set_gpr_idx_on s2, gpr_idx(SRC0)\nglobal_load_dword v1, v[2:3], off\ns_set_gpr_idx_off", "plain"),
+        ("s_set_gpr_idx_on s2, gpr_idx(SRC0)\nv_mov_b32_e32 v1, v0", "switched off"),
+        ("s_set_gpr_idx_on s2, gpr_idx(SRC0)\n.on:\ns_set_gpr_idx_off", "switched off"),
+        ("s_set_gpr_idx_on s2, gpr_idx(SRC0)\ns_set_gpr_idx_on s2, gpr_idx(DST)", "on already"),
+        ("s_set_gpr_idx_off", "no s_set_gpr_idx_on"),
+    ],
+)
+def test_other_uses_of_indexing_are_refused(text: str, words: str) -> None:
+    with pytest.raises(UnsupportedOperandError, match=words):
+        run(text)
+
+
+def test_indexed_moves_keep_to_the_registers_and_the_waits() -> None:
+    move = "s_set_gpr_idx_on {index}, gpr_idx(SRC0)\nv_mov_b32_e32 v1, v2\ns_set_gpr_idx_off"
+    with pytest.raises(OutOfBoundsError, match="names v202"):
+        run(move.format(index=200), vgprs={1: 0, 2: 0})
+    load = "ds_read_b32 v5, v0\n"
+    with pytest.raises(MissingWaitError, match="touches v5"):
+        run(load + move.format(index=3), vgprs={0: 0, 1: 0, 2: 0}, lds=np.full(1, 7))
+    run(load + move.format(index=2), vgprs={0: 0, 1: 0, 2: 0}, lds=np.full(1, 7))
+
+
 # ------------------------------------------------------------------------------------------- time, traps, PC
 OTHER_CASES = [
     Case("s_memtime", ("",), "grows"),
@@ -286,4 +357,4 @@ def test_code_addresses_are_refused(case: Case) -> None:
         run(f".label:\ns_nop 0\n{case.mnemonic} {operands}")
 
 
-CASES: list[Case] = [*BRANCH_CASES, *WAIT_CASES, *HINT_CASES, *MODE_CASES, *OTHER_CASES]
+CASES: list[Case] = [*BRANCH_CASES, *WAIT_CASES, *HINT_CASES, *MODE_CASES, *INDEX_CASES, *OTHER_CASES]
