@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 _epochs = itertools.count(1)
 REGISTER_BYTES_PER_GROUP = 16 << 20
+MAX_SPARE_BYTES = 2 << 20
+_spare_lock = threading.Lock()
 MAX_INITIAL_SGPRS = 102
 # COMPUTE_TMPRING_SIZE holds 13 bits of 1 KiB per wave: 8 MiB, 128 KiB per lane.
 MAX_SCRATCH_BYTES = 128 * 1024
@@ -107,13 +109,31 @@ class CompiledListing:
             check_registers=check_registers,
         )
         self._resources: dict[str, KernelResources] = {}
+        self._spare: tuple[int, RegisterFile] | None = None
 
     @classmethod
     def from_program(cls, program: Program, bound: BoundProgram) -> CompiledListing:
         """A listing that has been parsed and bound by the caller."""
         self = cls.__new__(cls)
-        self.program, self.bound, self._resources = program, bound, {}
+        self.program, self.bound, self._resources, self._spare = program, bound, {}, None
         return self
+
+    def take_spare(self, num_waves: int) -> RegisterFile | None:
+        """The register file of an earlier launch, when it is of this size."""
+        with _spare_lock:  # ranks launch one listing from several threads
+            if self._spare is None or self._spare[0] != num_waves:
+                return None
+            (_, regs), self._spare = self._spare, None
+            return regs
+
+    def keep_spare(self, pool: dict[int, list[RegisterFile]]) -> None:
+        """Keep one small register file, with its views, for the next launch of the listing."""
+        for num_waves, files in pool.items():
+            for regs in files:
+                if regs.vector.nbytes <= MAX_SPARE_BYTES:
+                    with _spare_lock:
+                        self._spare = num_waves, regs
+                    return
 
     def resources(self, kernel: str) -> KernelResources:
         """Cached `kernel_resources`."""
@@ -196,8 +216,8 @@ class Launch:
     def take_registers(self, num_waves: int) -> RegisterFile:
         """A poisoned register file, recycled when one of that size is free."""
         free = self._pool.get(num_waves)
-        if free:
-            regs = free.pop()
+        regs = free.pop() if free else self.listing.take_spare(num_waves)
+        if regs is not None:
             regs.reset()
             return regs
         return RegisterFile.allocate(self.bound.slots, self.bound.num_vgprs + self.bound.num_agprs, num_waves)
@@ -304,6 +324,7 @@ class Launch:
                 execute(self._dispatcher(resident, min(per_cohort, resident)))
         finally:
             self.memory.unregister(segment)
+        self.listing.keep_spare(self._pool)
         return self._report(stream, time.perf_counter() - begin)
 
     def _dispatcher(self, resident: int, per_cohort: int) -> Dispatcher:

@@ -162,6 +162,7 @@ class WaveGroup:
         "exec",
         "fast",
         "issued",
+        "lds_base",
         "mode",
         "n",
         "pc",
@@ -192,6 +193,7 @@ class WaveGroup:
         self.scc = regs.scc
         self.n = len(waves)
         self.views = regs.views
+        self.lds_base: Array = cohort.lds_base[waves]  # byte of the cohort's LDS at which each wave's begins
         self.exec: Array | None = None
         self.fast = True
         self.mode = PLAIN_MODE

@@ -7,6 +7,8 @@ instruction of that name in CDNA4 ISA 12.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from kernellib.emulator.arith.formats import Array
@@ -102,13 +104,38 @@ def bitop3(a: Array, b: Array, c: Array, table: int) -> Array:
     >>> hex(int(bitop3(np.uint32(0xF0), np.uint32(0xCC), np.uint32(0xAA), 0xCA)))
     '0xca'
     """
+    # one operation of a and b where c is 0, one where it is 1, and c to choose
+    clear = sum((table >> 2 * i & 1) << i for i in range(4))
+    set_ = sum((table >> 2 * i + 1 & 1) << i for i in range(4))
+    if clear == set_:
+        result = _bitop2(a, b, clear)
+    elif clear == set_ ^ 15:
+        result = _bitop2(a, b, clear) ^ c
+    elif clear == 0:
+        result = _bitop2(a, b, set_) & c
+    elif set_ == 0:
+        result = _bitop2(a, b, clear) & ~c
+    elif clear == 15:
+        result = _bitop2(a, b, set_) | ~c
+    elif set_ == 15:
+        result = _bitop2(a, b, clear) | c
+    else:
+        result = _bitop2(a, b, clear) ^ (_bitop2(a, b, clear ^ set_) & c)
     shape = np.broadcast_shapes(np.shape(a), np.shape(b), np.shape(c))
-    result = np.zeros(shape, a.dtype)
-    for index in range(8):
-        if table >> index & 1:
-            term = (a if index & 4 else ~a) & (b if index & 2 else ~b) & (c if index & 1 else ~c)
-            result = result | term
-    return result
+    return result if np.shape(result) == shape else np.broadcast_to(result, shape)
+
+
+def _bitop2(a: Array, b: Array, table: int) -> Array:
+    """Bit i of the result is bit {a[i], b[i]} of the 4-bit truth table."""
+    return _BITOP2[table](a, b)
+
+
+_BITOP2: tuple[Callable[[Array, Array], Array], ...] = (
+    lambda a, b: np.zeros_like(a), lambda a, b: ~(a | b), lambda a, b: ~a & b, lambda a, b: ~a,
+    lambda a, b: a & ~b, lambda a, b: ~b, lambda a, b: a ^ b, lambda a, b: ~(a & b),
+    lambda a, b: a & b, lambda a, b: ~(a ^ b), lambda a, b: b, lambda a, b: ~a | b,
+    lambda a, b: a, lambda a, b: a | ~b, lambda a, b: a | b, lambda a, b: ~np.zeros_like(a),
+)  # fmt: skip
 
 
 def perm_b32(high: Array, low: Array, selector: Array) -> Array:

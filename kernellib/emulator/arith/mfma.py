@@ -205,17 +205,19 @@ def _accumulate(products: Array, c: Array, shape: Shape, saturate: bool, out: Ar
         if saturate:
             total = np.clip(total, -(1 << 31), (1 << 31) - 1)
         return _put(total.astype(np.uint64).astype(np.uint32).view(np.int32), out)
-    # Three passes of one type each: numpy sends arithmetic between types through small buffers.
-    items = layout.output_view(products, shape)
-    total = _scratch((shape.num_outputs, items.shape[3], layout.LANES), np.float64, ring=1)
-    np.copyto(total, c)
-    np.add(items, total.reshape(items.shape), out=total.reshape(items.shape))
+    # Passes of one type each: numpy sends arithmetic between types through small buffers.
+    total = _scratch(products.shape, np.float64, ring=3)
+    items = layout.output_view(total, shape)
+    np.copyto(items, c.reshape(items.shape))
+    np.add(products, total, out=total)
+    result = np.empty((shape.num_outputs, items.shape[3], layout.LANES), c.dtype) if out is None else out
+    if result.flags.c_contiguous:
+        np.copyto(result.reshape(items.shape), items, casting="same_kind")
+    else:
+        result[...] = items.astype(c.dtype).reshape(result.shape)
     if saturate:
-        result = total.astype(c.dtype)
         largest = np.finfo(c.dtype).max
-        return _put(np.where(np.isinf(result), np.copysign(largest, result), result).astype(c.dtype), out)
-    result = np.empty(total.shape, c.dtype) if out is None else out
-    np.copyto(result, total, casting="same_kind")
+        result[...] = np.where(np.isinf(result), np.copysign(largest, result), result)
     return result
 
 

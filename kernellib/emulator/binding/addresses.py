@@ -143,12 +143,14 @@ class LocalStore:
 
 def gather(store: ByteStore, offsets: Array, size: int) -> Array:
     """Items of `size` bytes (a power of two, at most 16) at byte offsets, as unsigned or complex128."""
-    phase = int(offsets.flat[0]) & (size - 1)
-    if size > 1 and int(np.bitwise_or.reduce(offsets ^ phase, axis=None)) & (size - 1):
+    phase = int(offsets[(0,) * offsets.ndim]) & (size - 1)
+    if size > 1 and int(np.bitwise_or.reduce(offsets ^ phase if phase else offsets, axis=None)) & (size - 1):
         index = offsets[..., None] + np.arange(size)
         return np.ascontiguousarray(store.bytes[index]).view(ITEM_CODES[size])[..., 0]
     shift = size.bit_length() - 1
-    items: Array = store.view(size, phase).take((offsets - phase) >> shift if shift else offsets)
+    if phase:
+        offsets = offsets - phase
+    items: Array = store.view(size, phase).take(offsets >> shift if shift else offsets)
     return items.view(ITEM_CODES[size])
 
 
@@ -156,10 +158,12 @@ def scatter(store: ByteStore, offsets: Array, items: Array) -> None:
     """Store items (1-D, in wave and lane order: the last of equal addresses wins) at byte offsets."""
     size = items.dtype.itemsize
     phase = int(offsets[0]) & (size - 1)
-    if size > 1 and int(np.bitwise_or.reduce(offsets ^ phase)) & (size - 1):
+    if size > 1 and int(np.bitwise_or.reduce(offsets ^ phase if phase else offsets)) & (size - 1):
         raw = np.ascontiguousarray(items).view(np.uint8).reshape(-1, size)
         store.bytes[offsets[:, None] + np.arange(size)] = raw
         return
     shift = size.bit_length() - 1
     target = store.view(size, phase)
-    target[(offsets - phase) >> shift] = items.view(target.dtype)
+    if phase:
+        offsets = offsets - phase
+    target[offsets >> shift if shift else offsets] = items.view(target.dtype)

@@ -25,7 +25,7 @@ from kernellib.emulator.binding.memory import (
     take_common,
 )
 from kernellib.emulator.binding.movers import RegisterMover, combine_atomic
-from kernellib.emulator.binding.place import place_in_lds
+from kernellib.emulator.binding.place import lds_items, place_in_lds
 from kernellib.emulator.binding.sources import BindContext, Fetch, refuse
 from kernellib.emulator.binding.transpose import bind_transpose
 from kernellib.emulator.binding.vector import bind_vector
@@ -38,11 +38,15 @@ Step = Callable[[WaveGroup], Any]
 U32 = np.dtype(np.uint32)
 
 
-def _address(plan: MemoryPlan, operand: Operand) -> Fetch:
-    """int64 [n, 64] byte address within the workgroup's LDS, without the instruction's offset."""
+def _address_slot(plan: MemoryPlan, operand: Operand) -> int:
+    """Slot of the byte addresses within the workgroup's LDS, without the instruction's offset."""
     if operand.kind != "vgpr" or operand.count != 1:
         raise refuse(plan.inst, f"{operand.text}: an LDS address is one VGPR")
-    slot = src.vgpr_slot(plan.ctx, src.vector_row(plan.ctx, operand), U32)
+    return src.vgpr_slot(plan.ctx, src.vector_row(plan.ctx, operand), U32)
+
+
+def _address(slot: int) -> Fetch:
+    """The addresses as int64 [n, 64]."""
     return lambda g: g.views[slot].astype(np.int64)
 
 
@@ -81,14 +85,15 @@ def bind_lds(ctx: BindContext, inst: Instruction, definition: MemoryDef) -> tupl
         raise refuse(inst, f"wants {1 + returns + data_count} operands, got {len(text)}")
     if returns:
         plan.result = text.pop(0)
-    address = _address(plan, text.pop(0))
+    slot = _address_slot(plan, text.pop(0))
+    address = _address(slot)
     issue = make_issue(plan, "lds")
     if definition.transpose:
         return bind_transpose(plan, address, offsets[0], issue), plan.source_mask
     if definition.action == "load":
-        return _load(plan, address, offsets, issue), plan.source_mask
+        return _load(plan, slot, offsets, issue), plan.source_mask
     if definition.action == "store":
-        return _store(plan, address, offsets, text, issue), plan.source_mask
+        return _store(plan, slot, offsets, text, issue), plan.source_mask
     return _atomic(plan, address, offsets[0], text, issue), plan.source_mask
 
 
@@ -117,7 +122,7 @@ def bind_exchange(ctx: BindContext, inst: Instruction, definition: AluDef) -> tu
     return step, touched
 
 
-def _load(plan: MemoryPlan, address: Fetch, offsets: list[int], issue: Callable[[WaveGroup], None]) -> Step:
+def _load(plan: MemoryPlan, slot: int, offsets: list[int], issue: Callable[[WaveGroup], None]) -> Step:
     definition, inst = plan.definition, plan.inst
     result = plan.result
     assert result is not None
@@ -129,14 +134,29 @@ def _load(plan: MemoryPlan, address: Fetch, offsets: list[int], issue: Callable[
         )
         for i in range(len(offsets))
     ]
-    piece = movers[0].piece
+    piece, size, address = movers[0].piece, definition.bytes_per_lane, _address(slot)
+    pieces = range(one // piece)
+
+    def usual(g: WaveGroup) -> bool:
+        raw = g.views[slot]
+        numbers = lds_items(g, raw, offsets, one, piece)
+        if numbers is None:
+            return False
+        g.cohort.count("lds", "load", inst.mnemonic, size, raw, g)
+        view = g.cohort.lds.view(piece, 0)
+        loaded = [[view.take(number + at if at else number) for at in pieces] for number in numbers]
+        for mover, items in zip(movers, loaded, strict=True):
+            mover.write(g, items, None, None)
+        return True
 
     def step(g: WaveGroup) -> None:
         issue(g)
+        if usual(g):
+            return
         local, waves, lanes = select_lanes(g, address(g))
         if not local.size:
             return
-        g.cohort.count("lds", "load", inst.mnemonic, definition.bytes_per_lane, local, g)
+        g.cohort.count("lds", "load", inst.mnemonic, size, local, g)
         loaded = []
         for offset in offsets:
             place = place_in_lds(g, inst, local + offset, one, waves, lanes, "load")
@@ -151,7 +171,7 @@ def _load(plan: MemoryPlan, address: Fetch, offsets: list[int], issue: Callable[
 
 def _store(
     plan: MemoryPlan,
-    address: Fetch,
+    slot: int,
     offsets: list[int],
     data: list[Operand],
     issue: Callable[[WaveGroup], None],
@@ -159,14 +179,29 @@ def _store(
     definition, inst = plan.definition, plan.inst
     one = definition.bytes_per_lane // len(offsets)
     movers = [RegisterMover(plan.ctx, inst, definition, operand) for operand in data]
-    piece = movers[0].piece
+    piece, size, address = movers[0].piece, definition.bytes_per_lane, _address(slot)
+
+    def usual(g: WaveGroup) -> bool:
+        raw = g.views[slot]
+        numbers = lds_items(g, raw, offsets, one, piece)
+        if numbers is None:
+            return False
+        g.cohort.count("lds", "store", inst.mnemonic, size, raw, g)
+        view = g.cohort.lds.view(piece, 0)
+        for mover, number in zip(movers, numbers, strict=True):
+            for at, items in enumerate(mover.read(g, None, None)):
+                view[(number + at if at else number).reshape(-1)] = items.view(view.dtype)
+        return True
 
     def step(g: WaveGroup) -> None:
         issue(g)
+        if usual(g):
+            g.cohort.launch.stores += 1
+            return
         local, waves, lanes = select_lanes(g, address(g))
         if not local.size:
             return
-        g.cohort.count("lds", "store", inst.mnemonic, definition.bytes_per_lane, local, g)
+        g.cohort.count("lds", "store", inst.mnemonic, size, local, g)
         for mover, offset in zip(movers, offsets, strict=True):
             place = place_in_lds(g, inst, local + offset, one, waves, lanes, "store").reshape(-1)
             for number, items in enumerate(mover.read(g, waves, lanes)):

@@ -54,6 +54,37 @@ def place_in_lds(
     return placed
 
 
+def lds_items(g: WaveGroup, raw: Array, offsets: list[int], size: int, piece: int) -> list[Array] | None:
+    """The usual access, with fewer passes than `place_in_lds`: for each offset, item numbers int64 [n, 64].
+
+    Every lane is on, nobody watches, every address is a multiple of the piece, and the bits of all addresses
+    together (never less than the greatest of them) lie within the allocation.  None otherwise.
+
+    Args:
+        raw: uint32 [n, 64], addresses before the offset.
+        size: bytes at each offset, in pieces of `piece` bytes (a power of two, at most 16).
+    """
+    cohort = g.cohort
+    if g.exec is not None or cohort.lds_in_flight is not None or cohort.lds_delay is not None:
+        return None
+    if cohort.lds_monitor is not None or cohort.launch.accesses is not None:
+        return None
+    bits, highest = int(np.bitwise_or.reduce(raw, axis=None)), max(offsets)
+    for offset in offsets:
+        if (bits | offset) & (max(piece, min(size, 4)) - 1):
+            return None
+    if bits + highest + size > cohort.lds_bytes:
+        return None
+    found = []
+    for offset in offsets:
+        items = raw.astype(np.int64)
+        items += g.lds_base[:, None] + offset  # a multiple of 16, and of the piece
+        if piece > 1:
+            items >>= piece.bit_length() - 1
+        found.append(items)
+    return found
+
+
 def _check_landed(
     g: WaveGroup,
     inst: Instruction,

@@ -8,12 +8,15 @@ single numpy call on cached views.  Everything else takes the general path: fetc
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kernellib.emulator.assembly import Instruction
 from kernellib.emulator.binding.results import bind_result
 from kernellib.emulator.binding.sources import BindContext, Fetch, refuse
 from kernellib.emulator.binding.vector_plan import Plan, keywords, take_modifiers
 from kernellib.emulator.binding.vector_sources import bind_source, immediate, old_source
 from kernellib.emulator.binding.vector_steps import Step, fast_step, general_step
+from kernellib.emulator.binding.wide import lshl_add_u64
 from kernellib.emulator.instructions.registry import AluDef, split_mnemonic
 from kernellib.emulator.operands import Operand
 
@@ -24,6 +27,10 @@ def bind_vector(ctx: BindContext, inst: Instruction, definition: AluDef) -> Step
     if len(inst.operands) != signature.num_text_operands:
         raise refuse(inst, f"wants {signature.num_text_operands} operands, got {len(inst.operands)}")
     plan = take_modifiers(Plan(ctx, inst, definition, dict(inst.modifiers), split_mnemonic(inst.mnemonic)[1]))
+    if not plan.clamp and "clamp" in definition.wants and definition.unclamped is not None:
+        definition = plan.definition = replace(
+            definition, function=definition.unclamped, wants=frozenset(), has_out=True, is_ufunc=True
+        )
     text = list(inst.operands)
     results: list[Operand | None] = [text.pop(0) if t.in_text else None for t in signature.results]
     slots: list[int | None] = []
@@ -57,6 +64,8 @@ def bind_vector(ctx: BindContext, inst: Instruction, definition: AluDef) -> Step
     general = general_step(plan, fetches, writers, asked)
     if plan.dpp or asked or plan.clamp or plan.omod != 1.0 or len(writers) != 1 or definition.cross_lane:
         return general
+    if definition.mnemonic == "v_lshl_add_u64":
+        return lshl_add_u64(plan, general)
     if any(slot is None for slot in slots):
         return general
     return fast_step(definition, [s for s in slots if s is not None], writers[0], general)

@@ -227,6 +227,7 @@ class AluDef(InstructionDef):
     transcendental: bool = False
     kind: Literal["valu", "mfma", "salu"] = "valu"
     flops: int = 0
+    unclamped: np.ufunc | None = None  # the whole function where the text has no clamp
 
 
 Space = Literal["global", "flat", "scratch", "buffer", "lds", "scalar", "scalar_buffer"]

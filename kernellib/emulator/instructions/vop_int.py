@@ -41,12 +41,18 @@ def _minus_reversed(a: Array, b: Array) -> Array:
     return b - a
 
 
-for _name, _function in (("add", _plus), ("sub", _minus), ("subrev", _minus_reversed)):
-    define_vector(f"v_{_name}_u32", "u32, u32 -> u32", _clamping(_function, 0, 0xFFFFFFFF))
-    define_vector(f"v_{_name}_u16", "u16, u16 -> u16", _clamping(_function, 0, 0xFFFF))
-    if _name != "subrev":
-        define_vector(f"v_{_name}_i32", "i32, i32 -> i32", _clamping(_function, -(1 << 31), (1 << 31) - 1))
-        define_vector(f"v_{_name}_i16", "i16, i16 -> i16", _clamping(_function, -(1 << 15), (1 << 15) - 1))
+for _name, _function, _plain in (
+    ("add", _plus, np.add), ("sub", _minus, np.subtract), ("subrev", _minus_reversed, None),
+):  # fmt: skip
+    for _type, _low, _high in (
+        ("u32", 0, 0xFFFFFFFF), ("u16", 0, 0xFFFF), ("i32", -(1 << 31), (1 << 31) - 1),
+        ("i16", -(1 << 15), (1 << 15) - 1),
+    ):  # fmt: skip
+        if _name != "subrev" or _type.startswith("u"):
+            define_vector(
+                f"v_{_name}_{_type}", f"{_type}, {_type} -> {_type}", _clamping(_function, _low, _high),
+                unclamped=_plain,
+            )  # fmt: skip
 
 
 @vector("v_sub_co_u32", "u32, u32 -> u32, mask")
