@@ -8,6 +8,7 @@ import functools
 import flydsl.compiler as flyc
 import flydsl.expr as fx
 
+from kernellib.ops.mega_moe.combine_gfx950 import combine
 from kernellib.ops.mega_moe.gemm1_gfx950 import gemm1_tile
 from kernellib.ops.mega_moe.gemm2_gfx950 import gemm2_tile
 
@@ -99,6 +100,31 @@ def gemm2_launcher(gemm, name):
     ):
         kernel(hidden, hidden_scales, row_weight, row_source, num_rows, w2, w2_scales, expert, peers).launch(
             grid=(gemm.num_column_tiles, 1, 1), block=gemm.plan.num_threads
+        )
+
+    return launcher
+
+
+@functools.cache
+def combine_launcher(c):
+    """(wire, expert_ids, num_tokens, out, skipped): two workgroups, as if ``skipped`` had come before them
+    and none came after."""
+
+    @flyc.kernel(name=f"combine_{c.layout.name}", known_block_size=[c.num_waves * 64, 1, 1])
+    def kernel(wire: fx.Int64, expert_ids: fx.Int64, num_tokens: fx.Int32, out: fx.Int64, skipped: fx.Int32):
+        combine(c, wire, expert_ids, num_tokens, out, -skipped, skipped + 2)
+
+    @flyc.jit
+    def launcher(
+        wire: fx.Int64,
+        expert_ids: fx.Int64,
+        num_tokens: fx.Int32,
+        out: fx.Int64,
+        skipped: fx.Int32,
+        stream: fx.Stream,
+    ):
+        kernel(wire, expert_ids, num_tokens, out, skipped).launch(
+            grid=(2, 1, 1), block=c.num_waves * 64, stream=stream
         )
 
     return launcher

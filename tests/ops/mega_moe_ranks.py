@@ -128,11 +128,15 @@ class Ranks:
                     self.session.poison(region[buffer.offset : buffer.offset + buffer.num_bytes])
         self.peers = torch.tensor([region.data_ptr() for region in self.regions])
         self.session.register(self.peers)
+        self.register_weights()
+
+    def register_weights(self) -> None:
+        """Packs them unless they are given."""
         if self.packed is None:
-            local = layout.experts_per_rank
+            local = self.layout.experts_per_rank
             self.packed = [
-                pack_experts(layout.shape, [self.experts(rank * local + i) for i in range(local)])
-                for rank in range(layout.num_ranks)
+                pack_experts(self.layout.shape, [self.experts(rank * local + i) for i in range(local)])
+                for rank in range(self.layout.num_ranks)
             ]
         for weights in self.packed:
             for tensor in (weights.w1, weights.w1_scales, weights.w2, weights.w2_scales):
