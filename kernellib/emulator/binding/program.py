@@ -62,6 +62,9 @@ class BoundProgram:
     slots: SlotTable
     num_vgprs: int
     num_agprs: int
+    polls: frozenset[int] | None = (
+        None  # LDS loads that wait for another wave, once asked (sanitizers/polls.py)
+    )
 
 
 def leaders(program: Program, relaxed: bool = False) -> list[int]:

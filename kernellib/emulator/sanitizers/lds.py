@@ -4,34 +4,60 @@
 Two accesses of different waves are ordered when a barrier lies between them and the first had been waited for
 when its wave arrived there: LDS operations of different waves may overtake each other (LLVM AMDGPU guide,
 memory model gfx942), and only `s_waitcnt lgkmcnt` says that one is done.
+
+Flags order as well: a load that polls (polls.py) learns what the wave that last wrote the word had done
+before, in the LDS and in global memory, and what that wave had learnt from other flags until then.
+Operations of one wave are in order, so that takes no wait.  Polling loads do not race.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kernellib.emulator.errors import LdsRaceError, UninitialisedLdsError
+from kernellib.emulator.sanitizers.polls import polling_loads
 from kernellib.emulator.sanitizers.shadow import Shadow, Stamp
 
 if TYPE_CHECKING:
     from kernellib.emulator.assembly import Instruction
-    from kernellib.emulator.scheduler import Cohort
+    from kernellib.emulator.sanitizers.cohort import InstrumentedCohort
     from kernellib.emulator.state import WaveGroup
 
 Array = np.ndarray[Any, Any]
 PLAIN, ATOMIC = 0, 1
+_NUMBERS = itertools.count()
+
+
+def _words(place: Array, size: int) -> list[int]:
+    """Numbers of the dwords that accesses of `size` bytes touch."""
+    words: list[int] = np.unique((place[:, None] + np.arange(0, size, 4)) // 4).tolist()
+    return words
 
 
 class LdsMonitor:
-    """The checks of one cohort.  Threads are its waves (plus 1), clocks the barriers they have passed."""
+    """The checks of one cohort.  Threads are its waves (plus 1); their clocks count barriers, and stores
+    where the program polls."""
 
-    def __init__(self, cohort: Cohort, enabled: frozenset[str]) -> None:
+    def __init__(self, cohort: InstrumentedCohort, enabled: frozenset[str]) -> None:
         self.races = "lds_races" in enabled
         self.written = np.zeros(len(cohort.lds.bytes), np.bool_) if "uninitialised_lds" in enabled else None
         self.shadow = Shadow(len(cohort.lds.bytes))
-        self.phase = np.zeros(cohort.num_waves + 1, np.int32)
+        self.clock = np.ones(cohort.num_waves + 1, np.int32)
+        # up to which clock a thread knows each wave of its workgroup
+        self.slot, self.wave_idx = cohort.slot, cohort.wave_idx
+        self.known = np.zeros((cohort.num_waves + 1, int(cohort.wave_idx.max()) + 1), np.int32)
+        bound = cohort.launch.bound
+        if bound.polls is None:
+            bound.polls = polling_loads(bound.program)
+        self.polls = bound.polls
+        # where the program polls: what waves knew when, and what atomics have gathered under a word
+        self.learnt: dict[int, list[tuple[int, Array]]] = {}
+        self.gathered: dict[int, Array] = {}
+        self.monitor, self.threads = cohort.monitor, cohort.threads
+        self.first_key = -((next(_NUMBERS) + 1) << 32)  # names of words among the addresses of clocks.py
         self.issued = np.zeros(cohort.num_waves, np.int64)
         self.covered = np.zeros(cohort.num_waves, np.int64)
         # accesses that no wait has covered: (wave, its count of LDS operations, byte offset, bytes)
@@ -100,26 +126,74 @@ class LdsMonitor:
         index = shadow.index(place, size)
         wave = g.waves[waves]
         each = np.broadcast_to((wave + 1)[:, None], index.shape)
-        phase = self.phase[each]
+        if verb == "load" and inst.index in self.polls:
+            self._learn(index, each, place, size)
+            return
+        clock = self.clock[each]
         level = ATOMIC if verb == "atomic" else PLAIN
         stamps = [shadow.write] if verb == "load" else [shadow.write, shadow.read]
         for stamp in stamps:
             earlier = stamp.thread[index]
-            bad = (earlier != 0) & (earlier != each) & (stamp.clock[index] >= phase)
+            # thread 0 is nobody: its column is some wave's, and it never counts
+            bad = (earlier != 0) & (earlier != each)
+            bad &= stamp.clock[index] > self.known[each, self.wave_idx[earlier - 1]]
             if level == ATOMIC:
                 bad &= stamp.level[index] != ATOMIC
             if bad.any():
                 self._report(g, inst, stamp, index, bad, local, size, verb, waves, lanes)
         site = self._site(inst)
         if verb != "load":
-            shadow.write.put(index, each, phase, site, level)
+            shadow.write.put(index, each, clock, site, level)
             if level == PLAIN:
                 lost = shadow.write.thread[index] != each
                 if lost.any():
                     self._report(g, inst, shadow.write, index, lost, local, size, verb, waves, lanes)
         if verb != "store":
-            shadow.read.put(index, each, phase, site, level)
+            shadow.read.put(index, each, clock, site, level)
+        if verb != "load" and self.polls:
+            self._hand_on(each, place, size, level)
         self.open.append((wave, self.issued[wave], place, size))
+
+    def _learn(self, index: Array, each: Array, place: Array, size: int) -> None:
+        """Threads poll words: what lay under them they know from now on."""
+        for thread in np.unique(each).tolist():
+            mine = each[:, 0] == thread
+            row = self.known[thread].copy()
+            for granule in np.unique(index[mine]).tolist():
+                writer, clock = int(self.shadow.write.thread[granule]), int(self.shadow.write.clock[granule])
+                if writer not in (0, thread):
+                    column = int(self.wave_idx[writer - 1])
+                    row[column] = max(row[column], clock)
+                    before = [known for when, known in self.learnt.get(writer, ()) if when <= clock]
+                    if before:
+                        np.maximum(row, before[-1], out=row)
+            for word in _words(place[mine], size):
+                if word in self.gathered:
+                    np.maximum(row, self.gathered[word], out=row)
+                if self.monitor is not None:
+                    self.monitor.clocks.take(int(self.threads[thread - 1]), self.first_key + word)
+            if (row > self.known[thread]).any():
+                self.known[thread] = row
+                self.learnt.setdefault(thread, []).append((int(self.clock[thread]), row.copy()))
+
+    def _hand_on(self, each: Array, place: Array, size: int, level: int) -> None:
+        """Threads have stored; what they do next is not part of what the store tells.  Atomics continue what
+        others have told by the same word."""
+        for thread in np.unique(each).tolist():
+            row = self.known[thread].copy()
+            row[self.wave_idx[thread - 1]] = self.clock[thread]
+            clocks = self.monitor.clocks if self.monitor is not None and self.monitor.races else None
+            one = self.threads[thread - 1 : thread]
+            parcel = clocks.parcels(one).get(int(one[0])) if clocks is not None else None
+            for word in _words(place[each[:, 0] == thread], size):
+                if clocks is not None and parcel is not None:
+                    clocks.hand(self.first_key + word, parcel, level == ATOMIC)
+                if level == ATOMIC:
+                    old = self.gathered.get(word)
+                    self.gathered[word] = row if old is None else np.maximum(old, row)
+                else:
+                    self.gathered.pop(word, None)
+            self.clock[thread] += 1
 
     def _report(
         self,
@@ -176,7 +250,7 @@ class LdsMonitor:
 
     def met(self, waves: Array) -> None:
         """Waves of a workgroup pass a barrier; what they have not waited for counts as later than it."""
-        self.phase[waves + 1] += 1
+        self._meet(waves)
         for wave, _, place, size in self.open:
             mine = np.isin(wave, waves)
             if mine.any():
@@ -184,4 +258,11 @@ class LdsMonitor:
                 thread = np.broadcast_to((wave[mine] + 1)[:, None], index.shape)
                 for stamp in (self.shadow.write, self.shadow.read):
                     still = stamp.thread[index] == thread
-                    stamp.clock[index[still]] = self.phase[thread[still]]
+                    stamp.clock[index[still]] = self.clock[thread[still]]
+
+    def _meet(self, waves: Array) -> None:
+        """Waves know all that those of their workgroup have done, the ended ones too."""
+        latest = np.zeros((int(self.slot.max()) + 1, self.known.shape[1]), np.int32)
+        latest[self.slot, self.wave_idx] = self.clock[1:]
+        self.known[waves + 1] = latest[self.slot[waves]]
+        self.clock[waves + 1] += 1

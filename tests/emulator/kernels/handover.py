@@ -59,13 +59,14 @@ def await_count(counter, wanted):
 
 
 @functools.cache
-def through_lds():
+def through_lds(overrun: bool = False):
     """A producer wave and a consumer wave with a ring of two stages in LDS: out = 2 x + 1, swapped.
 
-    x, out: float32 [steps * 64].
+    x: float32 [steps * 64]; out: float32 [2, steps * 64], a row for each of two workgroups.
+    `overrun`: the fault of a producer that does not wait until a stage is empty.
     """
 
-    @flyc.kernel(name="user_lds_ring")
+    @flyc.kernel(name=f"user_lds_ring_{int(overrun)}")
     def kernel(x: fx.Int64, out: fx.Int64, steps: fx.Int32):
         t = fx.thread_idx.x
         lane = t % 64
@@ -77,7 +78,8 @@ def through_lds():
         if wave_id() == 0:
             for i in range(0, steps, 1, unroll=1):
                 stage, turn = fx.Int32(i) & 1, fx.Int32(i) // 2
-                await_count(ring.empty.ptr + stage, turn)
+                if fx.const_expr(not overrun):
+                    await_count(ring.empty.ptr + stage, turn)
                 ring.data[stage * 64 + lane] = gp(x, fx.Float32)[fx.Int32(i) * 64 + lane] * 2.0
                 fx.generic_store(
                     ring.full.ptr + stage, turn + 1, memory_order=ORDER.Release, syncscope=WORKGROUP
@@ -86,7 +88,8 @@ def through_lds():
             for i in range(0, steps, 1, unroll=1):
                 stage, turn = fx.Int32(i) & 1, fx.Int32(i) // 2
                 await_count(ring.full.ptr + stage, turn + 1)
-                gp(out, fx.Float32)[fx.Int32(i) * 64 + lane] = ring.data[stage * 64 + (lane ^ 1)] + 1.0
+                place = (fx.block_idx.x * steps + fx.Int32(i)) * 64 + lane
+                gp(out, fx.Float32)[place] = ring.data[stage * 64 + (lane ^ 1)] + 1.0
                 fx.generic_store(
                     ring.empty.ptr + stage, turn + 1, memory_order=ORDER.Release, syncscope=WORKGROUP
                 )
