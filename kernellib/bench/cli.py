@@ -107,13 +107,20 @@ def show(
     from .view import plot_record, print_record  # noqa: PLC0415
 
     console = _console()
+    drawn: set[str] = set()
     for path in records:
         try:
             record = Record.load(path)
         except RecordError as error:
             raise _fail(error) from error
         print_record(record, console, path.name)
-        written = plot_record(record, out / f"{path.stem}.png") if out is not None else None
+        written = None
+        if out is not None:
+            name = f"{path.stem}.png"
+            # Records of two days have the same name: the second plot must not replace the first.
+            name = name if name not in drawn else f"{path.stem}.{len(drawn)}.png"
+            drawn.add(name)
+            written = plot_record(record, out / name)
         if written is not None:
             console.print(f"plot: {written}", markup=False, highlight=False)
 

@@ -12,8 +12,10 @@ that slowed as well (the time shows it). Where only one of them moved, the text 
 candidate that fails its gate in the new record is a regression too. Counted records compare
 launches and requested bytes instead.
 
-Records do not compare when they were made on another device, number of ranks, target, shape, rotation or
-revision of the method, or when either is invalid: then the question has no answer, and that is not a pass.
+Records do not compare when they were made on another device, number of ranks, target, shape, rotation,
+timer or revision of the method, when either is invalid, or when a number of the old one is missing from the
+new one: then the question has no answer, and that is not a pass. Nor is it one when a record's figures
+contradict its own samples (``consistency``); what got worse is reported all the same.
 """
 
 from __future__ import annotations
@@ -33,14 +35,21 @@ SAME: tuple[tuple[str, Path], ...] = (
     ("kind", ("kind",)),
     ("method revision", ("method_revision",)),
     ("device", ("device", "name")),
+    ("compute units", ("device", "num_compute_units")),
+    ("last-level cache", ("device", "llc_bytes")),
     ("number of ranks", ("device", "num_ranks")),
     ("shapes", ("shapes",)),
     ("rotation", ("method", "rotation")),
     ("bytes per slot", ("method", "slot_bytes")),
+    ("work of a call", ("work",)),
+    ("timer", ("method", "timer")),
+    ("confidence", ("method", "confidence")),
 )
 # What may differ, and is worth a note.
 NOTED: tuple[tuple[str, Path], ...] = (
     ("driver", ("state_before", "driver")),
+    ("power limit (W)", ("state_before", "power_limit_w")),
+    ("highest clock (MHz)", ("state_before", "max_sm_clock_mhz")),
     ("torch", ("versions", "torch")),
     ("triton", ("versions", "triton")),
     ("flydsl", ("versions", "flydsl")),
@@ -70,12 +79,14 @@ class Outcome:
         changes: the candidates' numbers.
         failures: candidates that were right in the old record and are not in the new one.
         notes: what else differs.
+        contradictions: figures of either record that its own samples refute.
     """
 
     incomparable: tuple[str, ...] = ()
     changes: tuple[Change, ...] = ()
     failures: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    contradictions: tuple[str, ...] = ()
 
     @property
     def regressed(self) -> bool:
@@ -84,8 +95,10 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """0 no regression, 1 regression, 2 the records do not compare."""
-        return 2 if self.incomparable else int(self.regressed)
+        """0 no regression, 1 regression, 2 the records do not compare, or contradict themselves."""
+        if self.incomparable or (self.contradictions and not self.regressed):
+            return 2
+        return int(self.regressed)
 
 
 def _get(record: Record, path: Path) -> Any:
@@ -120,6 +133,16 @@ def _change(arm: str, quantity: str, source: str, old: float, new: float, tolera
             lower_is_better: bool = True) -> Change:  # fmt: skip
     slowdown = new / old if lower_is_better else old / new
     return Change(arm, quantity, source, old, new, slowdown, slowdown > 1.0 + tolerance)
+
+
+def _missing(old: Record, new: Record, arm: str) -> list[str]:
+    """Numbers of a candidate that only the old record has: what they became is not known."""
+    baseline = old.baseline["name"]
+    pairs = [(key, old.arm(arm)[key], new.arm(arm)[key]) for key in ("times", "launches", "traffic")]
+    ratios = (old.comparison(baseline, arm), new.comparison(baseline, arm))
+    pairs.append((f"ratio over {baseline}", *ratios))
+    return [f"the new record lacks a number of {arm!r}: {name}" for name, before, after in pairs
+            if before and not after]  # fmt: skip
 
 
 def _timed_changes(old: Record, new: Record, arm: str, tolerance: float) -> list[Change]:
@@ -186,6 +209,11 @@ def compare_records(old: Record, new: Record, tolerance: float = 0.05) -> Outcom
     reasons = _why_incomparable(old, new)
     if reasons:
         return Outcome(incomparable=reasons)
+    contradictions = tuple(
+        f"the {which} record contradicts itself: {each}"
+        for which, record in (("old", old), ("new", new))
+        for each in record.contradictions
+    )
     changes: list[Change] = []
     failures = []
     for candidate in old.candidates:
@@ -196,9 +224,13 @@ def compare_records(old: Record, new: Record, tolerance: float = 0.05) -> Outcom
         if now["status"] != "passed":
             failures.append(f"{name} was right and is not any more, {now['status']}: {now['reason']}")
             continue
+        missing = _missing(old, new, name)
+        if missing:
+            return Outcome(incomparable=tuple(missing))
         find = _timed_changes if old.timed else _counted_changes
         found = find(old, new, name, tolerance)
         if not found:
             return Outcome(incomparable=(f"the records share no number of {name!r} to compare",))
         changes += found
-    return Outcome((), tuple(changes), tuple(failures), _notes(old, new, changes, tolerance))
+    notes = _notes(old, new, changes, tolerance)
+    return Outcome((), tuple(changes), tuple(failures), notes, contradictions)

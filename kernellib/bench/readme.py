@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The README's measured figures, written from the records under ``results``, as they are.
 
-A record that is not valid is labelled so, with its reasons, and nothing is typed by hand. A test fails when
-README and records differ.
+A record that is not valid, or that contradicts its own samples, is labelled so, with its reasons, and nothing
+is typed by hand. A test fails when README and records differ.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _cells(path: Path, record: Record, candidate: Mapping[str, Any]) -> dict[str
     rates, control = candidate["rates"], data["control"]
     cells = {
         "record": f"[{path.name.removesuffix(RECORD_SUFFIX)}]({path.as_posix()})",
-        "valid": "yes" if record.valid else "**NO**",
+        "valid": "yes" if record.trusted else "**NO**",
         f"{record.baseline['name']} (us)": _time(record.baseline),
         f"{candidate['name']} (us)": _time(candidate),
     }
@@ -69,7 +69,7 @@ def _group(records: Sequence[tuple[Path, Record]]) -> list[str]:
     """The text of one operator's records in one folder."""
     folder, data = records[0][0].parent, records[0][1].data
     rows = [_cells(path, record, arm) for path, record in records for arm in record.candidates]
-    invalid = [(path, record) for path, record in records if not record.valid]
+    invalid = [(path, record) for path, record in records if not record.trusted]
     title = f"**{data['operator']}** on {data['device']['name']}, target `{data['target']}`"
     lines = [f"{title}, [{folder.as_posix()}]({folder.as_posix()}):", "", *_table(rows), ""]
     if len(invalid) == len(records):
@@ -78,7 +78,7 @@ def _group(records: Sequence[tuple[Path, Record]]) -> list[str]:
         lines += ["**No claim rests on the records that are not valid.**"]
     lines += [""] if invalid else []  # before a list
     for path, record in invalid:
-        lines += [f"- {path.name.removesuffix(RECORD_SUFFIX)}: {reason}" for reason in record.invalid_reasons]
+        lines += [f"- {path.name.removesuffix(RECORD_SUFFIX)}: {reason}" for reason in record.faults]
     return [*lines, ""] if invalid else lines
 
 

@@ -15,14 +15,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from .consistency import contradictions
 from .errors import RecordError
 
 SCHEMA_NAME = "kernellib.bench.record/1"
 _LEAF_LIST = re.compile(r"\[\s+([^\[\]{}]*?)\s+\]", re.DOTALL)
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
 
 
 def record_schema() -> dict[str, Any]:
@@ -50,6 +55,13 @@ def validate(data: Any, where: str = "record") -> dict[str, Any]:
     if error is not None:
         path = "/".join(str(part) for part in error.absolute_path) or "top level"
         raise RecordError(f"{where} does not follow {SCHEMA_NAME} at {path}: {error.message[:200]}")
+    try:
+        json.dumps(data, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise RecordError(f"{where} is no JSON: {error}; every number must be finite") from error
+    baselines = [arm["name"] for arm in data["arms"] if arm["role"] == "baseline"]
+    if len(baselines) != 1:
+        raise RecordError(f"{where}: baselines are {baselines}, wanted exactly one arm of this role")
     names = [arm["name"] for arm in data["arms"]]
     if len(set(names)) < len(names):
         raise RecordError(f"{where}: arm names repeat: {names}")
@@ -58,6 +70,10 @@ def validate(data: Any, where: str = "record") -> dict[str, Any]:
             raise RecordError(
                 f"{where}: a comparison names an arm that is not there: {comparison['tested']!r}"
             )
+    control = [] if data["control"] is None else [data["control"]]
+    if any(entry["reference"] != baselines[0] for entry in control):
+        raise RecordError(f"{where}: the control is of {control[0]['reference']!r}, wanted {baselines[0]!r}")
+    for comparison in [*data["comparisons"], *control]:
         count = len(comparison["orders"])
         lists = [comparison["reference_s"], comparison["tested_s"], comparison.get("captures")]
         if any(each is not None and len(each) != count for each in lists):
@@ -95,7 +111,7 @@ class Record:
         """
         path = Path(path)
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
         except (OSError, ValueError) as error:
             raise RecordError(f"record {path.name} cannot be read: {error}") from error
         return cls.of(data, f"record {path.name}")
@@ -125,6 +141,21 @@ class Record:
     def invalid_reasons(self) -> list[str]:
         """Why the record is not valid."""
         return list(self.data["invalid_reasons"])
+
+    @cached_property
+    def contradictions(self) -> tuple[str, ...]:
+        """Figures that the record's own samples refute (``consistency``); then nothing may be claimed from it."""
+        return contradictions(self.data)
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the record is valid and no figure contradicts its samples."""
+        return self.valid and not self.contradictions
+
+    @property
+    def faults(self) -> list[str]:
+        """Why the record is not to be trusted: its own reasons, and contradictions."""
+        return [*self.invalid_reasons, *(f"contradicts itself: {each}" for each in self.contradictions)]
 
     @property
     def arms(self) -> list[Mapping[str, Any]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from .comparison import Outcome
@@ -22,7 +23,7 @@ def _microseconds(seconds: float) -> str:
 
 
 def _optional(value: Any, spelling: str = "{}") -> str:
-    return "-" if value is None else spelling.format(value)
+    return "-" if value is None else escape(spelling.format(value))
 
 
 def capture_spread(times: Mapping[str, Any]) -> str:
@@ -33,10 +34,11 @@ def capture_spread(times: Mapping[str, Any]) -> str:
 
 def time_table(record: Record) -> Table:
     """Times and rates of each arm (measured)."""
+    title = f"{record.data['operator']} on {record.data['device']['name']}: time per call, measured"
     table = Table(
         "arm", "role", "p10 (us)", "p50 (us)", "p90 (us)", "captures", "GB/s", "of copy", "of matmul",
         "status",
-        title=f"{record.data['operator']} on {record.data['device']['name']}: time per call, measured",
+        title=escape(title),
     )  # fmt: skip
     for arm in record.arms:
         times, rates = arm["times"], arm["rates"]
@@ -50,7 +52,7 @@ def time_table(record: Record) -> Table:
                 f"{rates['share_of_matmul']:.2%}",
             ]
         status = arm["status"] if arm["reason"] is None else f"{arm['status']}: {arm['reason']}"
-        table.add_row(arm["name"], arm["role"], *row, status)
+        table.add_row(escape(arm["name"]), arm["role"], *row, escape(status))
     return table
 
 
@@ -68,8 +70,8 @@ def ratio_table(record: Record) -> Table:
     control = record.data["control"]
     for entry in [*record.data["comparisons"], *([control] if control else [])]:
         table.add_row(
-            entry["reference"],
-            entry["tested"],
+            escape(entry["reference"]),
+            escape(entry["tested"]),
             f"{entry['ratio']:.4f}",
             f"{entry['low']:.4f} to {entry['high']:.4f} ({entry['confidence']:.0%})",
             str(len(entry["orders"])),
@@ -89,7 +91,7 @@ def error_table(record: Record) -> Table:
             errors = arm[f"errors_{when}"]
             if errors:
                 table.add_row(
-                    arm["name"],
+                    escape(arm["name"]),
                     when,
                     _optional(errors["max_ulp_error"], "{:.3g}"),
                     _optional(errors["min_bit_equal_fraction"], "{:.3%}"),
@@ -111,7 +113,7 @@ def traffic_tables(record: Record) -> list[Table]:
             launches, traffic = arm["launches"], arm["traffic"]
             if launches and traffic and launches["source"] == traffic["source"] == source:
                 table.add_row(
-                    arm["name"],
+                    escape(arm["name"]),
                     str(launches["value"]),
                     f"{traffic['read_bytes']:,}",
                     f"{traffic['written_bytes']:,}",
@@ -126,24 +128,24 @@ def device_table(record: Record) -> Table:
     table = Table("quantity", "before", "after", title="Device")
     before, after = record.data["state_before"], record.data["state_after"]
     if before["source"] is None:
-        table.add_row("state", before["why_not"], "")
+        table.add_row("state", _optional(before["why_not"]), "")
     else:
         for key in before:
             if key not in ("source", "why_not"):
-                table.add_row(key, *(_optional(state[key]) for state in (before, after)))
+                table.add_row(escape(key), *(_optional(state[key]) for state in (before, after)))
     for ceiling in record.data["ceilings"]:
         scale, unit = (1e12, "TB/s") if ceiling["unit"] == "byte/s" else (1e12, "TFLOP/s")
-        table.add_row(ceiling["detail"], f"{ceiling['median'] / scale:.2f} {unit}", "")
+        table.add_row(escape(ceiling["detail"]), f"{ceiling['median'] / scale:.2f} {unit}", "")
     return table
 
 
 def print_record(record: Record, console: Console, name: str = "") -> None:
     """Everything worth reading, the verdict on the record first."""
     data = record.data
-    mark = "[green]valid[/]" if record.valid else "[bold red]INVALID[/]"
-    console.print(f"{mark} {name}  {data['created']}  revision {_optional(data['git']['revision'])}"
-                  f"{' (dirty)' if data['git']['dirty'] else ''}", highlight=False)  # fmt: skip
-    for reason in record.invalid_reasons:
+    mark = "[green]valid[/]" if record.trusted else "[bold red]INVALID[/]"
+    console.print(f"{mark} {escape(name)}  {escape(data['created'])}  revision "
+                  f"{_optional(data['git']['revision'])}{' (dirty)' if data['git']['dirty'] else ''}", highlight=False)  # fmt: skip
+    for reason in record.faults:
         console.print(f"  {reason}", style="red", markup=False, highlight=False)
     for warning in data["warnings"]:
         console.print(f"  warning: {warning}", style="yellow", markup=False, highlight=False)
@@ -172,14 +174,16 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
         table = Table("arm", "quantity", "source", "old", "new", "new is worse by")
         for change in outcome.changes:
             table.add_row(
-                change.arm,
-                change.quantity,
+                escape(change.arm),
+                escape(change.quantity),
                 change.source,
                 f"{change.old:.6g}",
                 f"{change.new:.6g}",
                 f"{change.slowdown - 1:+.2%}",
             )
         console.print(table)
+    for contradiction in outcome.contradictions:
+        console.print(f"not to be trusted: {contradiction}", style="red", markup=False, highlight=False)
     for change in outcome.changes:
         if change.regressed:
             line = f"REGRESSION: {change.arm}, {change.quantity}, worse by {change.slowdown - 1:.2%}"

@@ -109,9 +109,9 @@ def _record_lines(path: Path, record: Record) -> list[str]:
         f"{versions}; driver {data['state_before']['driver']}.",
         "",
     ]
-    if record.valid:
+    if record.trusted:
         return [*lines, "Valid: its A/A control contains 1.", ""]
-    return [*lines, "**Not valid**:", "", *(f"- {reason}" for reason in record.invalid_reasons), ""]
+    return [*lines, "**Not valid**:", "", *(f"- {reason}" for reason in record.faults), ""]
 
 
 def pack(
@@ -195,8 +195,8 @@ def _verdict(records: Sequence[Path], console: Console) -> bool:
         return False
     loaded = [Record.load(path) for path in records]
     for path, record in zip(records, loaded, strict=True):
-        console.print(f"{path.name}: {'valid' if record.valid else 'NOT VALID'}", highlight=False)
-        for reason in record.invalid_reasons:
+        console.print(f"{path.name}: {'valid' if record.trusted else 'NOT VALID'}", highlight=False)
+        for reason in record.faults:
             console.print(f"  {reason}", markup=False, highlight=False)
     firsts: dict[str, tuple[Path, Record]] = {}
     outcomes = []
@@ -206,7 +206,7 @@ def _verdict(records: Sequence[Path], console: Console) -> bool:
             outcomes.append(compare_records(first, record))
             text = ("no regression", "REGRESSION", "does not compare")[outcomes[-1].exit_code]
             console.print(f"{path.name} against {first_path.name}: {text}", highlight=False)
-    return all(record.valid for record in loaded) and not any(outcome.exit_code for outcome in outcomes)
+    return all(record.trusted for record in loaded) and not any(outcome.exit_code for outcome in outcomes)
 
 
 @app.command("run")
