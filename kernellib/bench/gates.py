@@ -10,10 +10,19 @@ cheat                     what catches it
 constant output           the gate before timing: slots have different inputs
 cached output             the second version before timing, and each trial's new version
 skipped work              NaN poison in the outputs of the timed replay itself
-right only when watched   there is no unwatched sample: the timed replay's own outputs are checked
+right only when watched   the outputs that are checked are those of the timed replay's last pass
 weights kept from before  the fresh version after timing, which changes every input
 inputs overwritten        fingerprints of all inputs around the gates
+buffers shared            addresses: each slot of each capture has an output of its own
 ========================  =====================================================================
+
+What these do not catch: work that is left out of a timed replay although its last pass gives right outputs. A
+replay is led in with the same inputs, versions take turns, and earlier passes have the same inputs, too; an
+arm that remembers results by the inputs' values, or that works in the lead-in or in one pass only, is right
+each time. What it writes does not tell it from a fast arm; being too fast does: a call that would have read
+its bytes at more than ``assemble.MAX_SHARE`` times the copy bandwidth, or multiplied at as many times the
+matrix product's rate, makes the record invalid. Below that, and for an arm that reaches into the workload for
+the versions to come, only reading its code helps.
 """
 
 from __future__ import annotations
@@ -87,6 +96,19 @@ def poison(outputs: Sequence[torch.Tensor]) -> None:
     """Fills outputs with NaN."""
     for output in outputs:
         output.fill_(math.nan)
+
+
+def shared_memory(outputs: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    """Whether an output shares a byte with another one, or with one of ``others``."""
+    spans = []
+    for tensor in (*outputs, *others):
+        start = tensor.data_ptr()
+        spans.append((start, start + tensor.numel() * tensor.element_size()))
+    return any(
+        start < other_end and other_start < end
+        for index, (start, end) in enumerate(spans[: len(outputs)])
+        for other_start, other_end in spans[index + 1 :]
+    )
 
 
 def _magnitudes(expected: Expected, tolerance: Tolerance) -> tuple[F64, ...]:

@@ -34,7 +34,7 @@ import torch
 
 from .device import Capture, Ceiling, Device
 from .errors import BenchError, MethodError
-from .gates import Checker, GateResult, poison, worst
+from .gates import Checker, GateResult, poison, shared_memory, worst
 from .schedule import MIN_TRIALS, NUM_CAPTURES, TRIALS_IN_BLOCK, turn_of, whole_blocks
 from .stats import Interval, ratio_interval, slowest_rank
 from .workload import Arm, Workload, check_rotation, check_versions, fingerprints
@@ -144,7 +144,7 @@ class Pairing:
 
 @dataclass
 class RunResult:
-    """Everything a run found; ``record.timed_record`` turns it into a record."""
+    """Everything a run found; ``assemble.timed_record`` turns it into a record."""
 
     arms: list[ArmState]
     pairings: list[Pairing]
@@ -185,10 +185,17 @@ def _gate_capture(state: ArmState, checker: Checker, workload: Workload, device:
         if not first.passed:
             return state.fail("failed_gate", f"{where}, first call, {first.reason}")
         capture = device.capture(launch, num_slots)
+        inputs = [tensor for slot in workload.slots for tensor in slot.values()]
+        earlier = [output for each in state.captures for output in each.outputs]
+        if shared_memory(capture.outputs, [*earlier, *inputs]):
+            why = "an output shares memory with another slot's, another capture's or an input"
+            return state.fail("failed_gate", f"{where}: {why}; each needs its own")
         state.captures.append(capture)
         workload_changed = fingerprints(workload) != before
         workload.set_version(1)
+        before = fingerprints(workload)
         replayed = _check_replay(capture, checker, state.arm, device, version=1)
+        workload_changed |= fingerprints(workload) != before
         state.gate = worst(state.gate, replayed)
     except Exception as error:  # a candidate that crashes is recorded, and the others go on
         return state.fail("failed_build", f"{where}: {_why(error)}")

@@ -144,7 +144,7 @@ class Record:
 
     @cached_property
     def contradictions(self) -> tuple[str, ...]:
-        """Figures that the record's own samples refute (``consistency``); then nothing may be claimed from it."""
+        """Figures that the record's own samples refute (``consistency``); nothing may be claimed then."""
         return contradictions(self.data)
 
     @property

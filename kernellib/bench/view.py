@@ -143,8 +143,9 @@ def print_record(record: Record, console: Console, name: str = "") -> None:
     """Everything worth reading, the verdict on the record first."""
     data = record.data
     mark = "[green]valid[/]" if record.trusted else "[bold red]INVALID[/]"
-    console.print(f"{mark} {escape(name)}  {escape(data['created'])}  revision "
-                  f"{_optional(data['git']['revision'])}{' (dirty)' if data['git']['dirty'] else ''}", highlight=False)  # fmt: skip
+    dirty = " (dirty)" if data["git"]["dirty"] else ""
+    revision = f"revision {_optional(data['git']['revision'])}{dirty}"
+    console.print(f"{mark} {escape(name)}  {escape(data['created'])}  {revision}", highlight=False)
     for reason in record.faults:
         console.print(f"  {reason}", style="red", markup=False, highlight=False)
     for warning in data["warnings"]:

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from bench_fakes import BASE_S, FakeDevice, FakeLaunch, FakeWorkload, fake_arm, fake_run
 
 from kernellib.bench.comparison import compare_records
+from kernellib.bench.device import Ceiling
+from kernellib.bench.workload import fingerprint
 
 
 class ConstantOutput(FakeLaunch):
@@ -114,6 +118,40 @@ class ZeroesItsInput(FakeLaunch):
         return result
 
 
+class ZeroesItsInputInReplays(FakeLaunch):
+    """As ZeroesItsInput, in the captured replay only."""
+
+    def __call__(self, slot_idx: int) -> torch.Tensor:
+        result = super().__call__(slot_idx)
+        if self.num_calls > 2 * len(self.outputs):
+            self.workload.slots[slot_idx]["w"].zero_()
+        return result
+
+
+class OneOutput(FakeLaunch):
+    """All slots write to one buffer."""
+
+    def __init__(self, name: str, seconds: float, workload: FakeWorkload) -> None:
+        super().__init__(name, seconds, workload)
+        self.outputs = self.outputs[:1] * len(self.outputs)
+
+
+class WritesIntoItsInput(FakeLaunch):
+    """The result takes an input's place."""
+
+    def __init__(self, name: str, seconds: float, workload: FakeWorkload) -> None:
+        super().__init__(name, seconds, workload)
+        self.outputs = [slot["a"] for slot in workload.slots]
+
+
+class BuffersOfTheFirstCapture(FakeLaunch):
+    """Every capture writes where the first one did: their placement would not be in the interval."""
+
+    def __init__(self, name: str, seconds: float, workload: FakeWorkload) -> None:
+        super().__init__(name, seconds, workload)
+        self.outputs = vars(workload).setdefault("first_outputs", self.outputs)
+
+
 def number_of_build(workload: FakeWorkload) -> int:
     """0 for the first launch of a cheat built for a workload, then 1, 2 ..."""
     number: int = getattr(workload, "num_built", 0)
@@ -168,6 +206,10 @@ CHEATS = [
     (ReusesOutputsWhenTimed, "failed_in_trial", "outputs of a timed replay are wrong"),
     (OldWeights, "failed_recheck", "after timing"),
     (ZeroesItsInput, "failed_gate", "inputs"),
+    (ZeroesItsInputInReplays, "failed_gate", "capture 0: the arm overwrote its inputs"),
+    (OneOutput, "failed_gate", "shares memory"),
+    (WritesIntoItsInput, "failed_gate", "shares memory"),
+    (BuffersOfTheFirstCapture, "failed_gate", "capture 1: an output shares memory"),
     (WrongInALaterCapture, "failed_gate", "capture 5, first call"),
     (OldWeightsInALaterCapture, "failed_recheck", "capture 3, after timing"),
     (Crashes, "failed_build", "out of registers"),
@@ -198,6 +240,56 @@ def test_a_cheat_is_caught_and_has_no_times(cheat: type[FakeLaunch], status: str
     honest = record.comparison("eager", "honest")
     assert honest is not None
     assert honest["verdict"] == "faster"
+
+
+class RemembersByValue(FakeLaunch):
+    """Knows the result of each value that it has seen: right in every replay, without reading a weight."""
+
+    def __init__(self, name: str, seconds: float, workload: FakeWorkload) -> None:
+        super().__init__(name, seconds, workload)
+        self.memory: dict[tuple[int, int], torch.Tensor] = {}
+
+    def __call__(self, slot_idx: int) -> torch.Tensor:
+        key = (slot_idx, fingerprint(self.workload.slots[slot_idx]["a"]))
+        if key not in self.memory:
+            self.memory[key] = super().__call__(slot_idx).clone()
+        return self.outputs[slot_idx].copy_(self.memory[key])
+
+
+class WorksInTheLeadIn(FakeLaunch):
+    """Computes in the replay that leads in, to a place of its own, and copies in the timed one."""
+
+    def __init__(self, name: str, seconds: float, workload: FakeWorkload) -> None:
+        super().__init__(name, seconds, workload)
+        self.hidden = [torch.empty_like(output) for output in self.outputs]
+
+    def __call__(self, slot_idx: int) -> torch.Tensor:
+        call_of_slot = self.num_calls // len(self.outputs)
+        if call_of_slot >= 3 and call_of_slot % 2 == 0:
+            self.num_calls += 1
+            return self.outputs[slot_idx].copy_(self.hidden[slot_idx])
+        self.hidden[slot_idx].copy_(super().__call__(slot_idx))
+        return self.outputs[slot_idx]
+
+
+class MemoryLikeAGpus(FakeDevice):
+    """An honest candidate, twice as fast as the baseline, streams at 90 % of the copy bandwidth here."""
+
+    def ceilings(self) -> list[Ceiling]:
+        honest = FakeWorkload.bytes_per_call * 3 / (BASE_S / 2)
+        return [Ceiling("copy", "byte/s", "made up", (honest / 0.9,)), super().ceilings()[1]]
+
+
+@pytest.mark.parametrize("cheat", [RemembersByValue, WorksInTheLeadIn])
+def test_who_is_right_without_its_work_is_too_fast_to_be_believed(cheat: type[FakeLaunch]) -> None:
+    """What no output betrays: see the docstring of gates."""
+    for launch, seconds, valid in ((FakeLaunch, BASE_S / 2, True), (cheat, BASE_S / 10, False)):
+        arms = [fake_arm("eager", "baseline"), fake_arm("fused", "candidate", seconds, launch)]
+        _, record = fake_run(arms, device=MemoryLikeAGpus())
+        assert record.arm("fused")["status"] == "passed"
+        assert record.valid == valid
+    (reason,) = record.invalid_reasons
+    assert re.match(r"fused: 4\.\d+ times the same run's copy ceiling, wanted at most 1\.5", reason)
 
 
 def test_an_honest_candidate_passes_every_check() -> None:

@@ -19,7 +19,7 @@ from bench_fakes import (
     second_of_ab,
 )
 
-from kernellib.bench.errors import MethodError, RotationError, TimedInputsError
+from kernellib.bench.errors import BenchError, MethodError, RotationError, TimedInputsError
 from kernellib.bench.method import Method, run_paired
 from kernellib.bench.schedule import NUM_CAPTURES
 from kernellib.bench.workload import check_rotation, check_values, check_versions, fingerprint, min_rotation
@@ -144,6 +144,17 @@ def test_constant_or_broken_inputs_are_never_timed(name: str, value: float) -> N
     assert device.log == []
 
 
+@pytest.mark.parametrize("num_others", [1, 31])
+def test_one_value_is_found_wherever_others_lie(num_others: int) -> None:
+    workload = FakeWorkload()
+    for places in (slice(0, num_others), slice(-num_others, None), slice(0, 2 * num_others, 2)):
+        weight = torch.full_like(workload.slots[2]["w"], 2.0)
+        weight[places] = workload.slots[1]["w"][places]
+        workload.slots[2]["w"].copy_(weight)
+        with pytest.raises(TimedInputsError, match=r"w of slot 2 .* one value \(2\)"):
+            check_values(workload)
+
+
 def test_mostly_zero_inputs_are_refused() -> None:
     workload = FakeWorkload()
     workload.slots[1]["w"][:40].zero_()
@@ -204,14 +215,36 @@ def test_fingerprints_see_a_single_bit() -> None:
     assert fingerprint(tensor) != before
 
 
-def test_a_clock_that_stands_still_is_an_error() -> None:
-    class Stopped(FakeDevice):
+@pytest.mark.parametrize("times", [(0.0,), (-1e-6,), (math.nan,), (math.inf,), ()])
+def test_a_clock_without_sense_is_an_error(times: tuple[float, ...]) -> None:
+    class Broken(FakeDevice):
         def sample(self, capture, poison):  # type: ignore[no-untyped-def]
-            super().sample(capture, poison)
-            return (0.0,)
+            honest = super().sample(capture, poison)
+            return times if len(self.log) > 50 else honest
 
     with pytest.raises(MethodError, match="timer"):
-        fake_run(ARMS, device=Stopped())
+        fake_run(ARMS, device=Broken())
+
+
+def test_a_clock_with_times_of_too_many_ranks_is_an_error() -> None:
+    class Talkative(FakeDevice):
+        def sample(self, capture, poison):  # type: ignore[no-untyped-def]
+            return super().sample(capture, poison) * 2
+
+    with pytest.raises(BenchError, match="2 times, wanted one for each of 1"):
+        fake_run(ARMS, device=Talkative())
+
+
+def test_a_clock_that_always_says_the_same_proves_nothing() -> None:
+    class Frozen(FakeDevice):
+        def sample(self, capture, poison):  # type: ignore[no-untyped-def]
+            super().sample(capture, poison)
+            return (BASE_S,)
+
+    comparison = fake_run(ARMS, device=Frozen())[1].comparison("eager", "fused")
+    assert comparison is not None
+    assert comparison["verdict"] == "no difference"
+    assert comparison["low"] < 1.0 < comparison["high"], "as wide as the timer is coarse"
 
 
 def test_the_fake_launch_is_right() -> None:
