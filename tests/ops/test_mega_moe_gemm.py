@@ -251,6 +251,14 @@ def test_gemm2_is_the_oracle(case: str, wire: str) -> None:
     assert run_gemm2(gemm, num_rows).error < (2e-3 if wire == "bf16" else 1e-3), f"{case}, seed {SEED}"
 
 
+def test_gemm2_sends_to_any_of_256_slots() -> None:
+    """A source code's slot takes all of its top eight bits, the sign's among them."""
+    shape = MegaMoEShape(256, 128, 128, 256)
+    gemm = Gemm2(SymmetricLayout(shape, 2, CAPACITY, "bf16"), MegaMoEConfig(tile_m=16, gemm2_tile_n=128))
+    assert max(slot for _, _, slot in sources(16, 256)) == 255
+    assert run_gemm2(gemm, 16, "slots").error < 2e-3, f"seed {SEED}"
+
+
 # --------------------------------------------------------------------------------------- placements
 
 
