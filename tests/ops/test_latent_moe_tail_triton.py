@@ -224,6 +224,28 @@ def test_programs_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("units", "shared_bytes", "hopper", "hip", "kind"),
+    [
+        (132, H200_SHARED_BYTES, True, None, HopperConfig),
+        (148, H200_SHARED_BYTES, True, None, HopperConfig),
+        (170, 102_400, True, None, PortableConfig),  # compute capability 12.0
+        (82, 102_400, False, None, PortableConfig),
+        (132, 0, True, None, PortableConfig),  # a torch that does not tell
+        (256, 65_536, False, "7.0", PortableConfig),
+    ],
+)
+def test_the_default_configuration_fits_whatever_gpu_there_is(
+    monkeypatch: pytest.MonkeyPatch, units: int, shared_bytes: int, hopper: bool, hip: str | None, kind: type
+) -> None:
+    monkeypatch.setattr(kernel_triton, "_device", lambda _index: (units, 32, shared_bytes, hopper))
+    monkeypatch.setattr(torch.version, "hip", hip)
+    config = kernel_triton.default_config()
+    assert type(config) is kind
+    if isinstance(config, HopperConfig):
+        assert kernel_sm90.constants(config, units, shared_bytes)["PROGRAMS"] == 6 * units
+
+
+@pytest.mark.parametrize(
     "make",
     [
         lambda: PortableConfig(num_warps=3),

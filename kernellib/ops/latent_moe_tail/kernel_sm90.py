@@ -85,20 +85,27 @@ class HopperConfig:
         flags = f"{'_overlap' if self.overlap else ''}{'_pad' if self.pad else ''}"
         return f"hopper_p{self.programs_per_unit}_b{self.num_buffers}_f{self.prefetch_rows}{flags}"
 
+    def _room(self, shared_bytes: int) -> int:
+        """Bytes that a program's share leaves beside its buffers; below zero where they do not fit."""
+        return shared_bytes // self.programs_per_unit - RESERVED_BYTES - (self.num_buffers + 1) * ROW_BYTES
+
+    def fits(self, shared_bytes: int) -> bool:
+        """Whether a multiprocessor with ``shared_bytes`` of shared memory holds the programs."""
+        return self._room(shared_bytes) >= 0
+
     def num_pads(self, shared_bytes: int) -> int:
         """Granules of padding for a multiprocessor with ``shared_bytes`` of shared memory.
 
         Raises:
             TritonConfigError: the programs do not fit.
         """
-        share = shared_bytes // self.programs_per_unit
-        room = share - RESERVED_BYTES - (self.num_buffers + 1) * ROW_BYTES
-        if room < 0:
+        if not self.fits(shared_bytes):
+            share = shared_bytes // self.programs_per_unit
             raise TritonConfigError(
                 f"programs_per_unit got {self.programs_per_unit}, wanted fewer: {self.num_buffers} buffers "
                 f"do not fit {share} bytes, a program's share of {shared_bytes}"
             )
-        return room // PAD_BYTES if self.pad else 0
+        return self._room(shared_bytes) // PAD_BYTES if self.pad else 0
 
 
 DEFAULT_CONFIG = HopperConfig()

@@ -9,7 +9,7 @@
 
 Two kernels with the same rounding points: ``portable_tail`` here, in the Triton language, for ROCm GPUs
 and NVIDIA GPUs before Hopper; and kernel_sm90.py, in Gluon (Triton's language with explicit layouts
-and copies), for Hopper and newer. ``launch_triton`` chooses.
+and copies), for Hopper and newer with as much shared memory. ``launch_triton`` chooses.
 
 Division of work. A program is ``num_warps`` warps, each of which owns one row of a tile: a row of 3584
 elements is a whole number of warp-wide loads of 16 bytes a lane (14 of a 32-lane warp, 7 of a 64-lane
@@ -82,7 +82,8 @@ class PortableConfig:
         return f"portable_w{self.num_warps}_p{self.programs_per_unit}_s{self.num_stages}"
 
 
-# NVIDIA before Hopper: as measured best of the portable kernels on an H200 (docs/performance.md).
+# NVIDIA before Hopper, or with less shared memory: as measured best of the portable kernels on an H200
+# (docs/performance.md).
 CUDA_CONFIG = PortableConfig()
 # ROCm: 256 compute units x 7 programs x 2 warps x 2 rows = 7168 rows exactly, 100 KB in flight on each unit.
 # Not measured on an AMD GPU.
@@ -204,10 +205,12 @@ def _device(index: int) -> tuple[int, int, int, bool]:
 def default_config(index: int = 0) -> Any:
     """The configuration ``launch_triton`` uses on GPU ``index``: a HopperConfig or a PortableConfig."""
     _, _, shared_bytes, hopper = _device(index)
-    if hopper and shared_bytes:
+    if hopper:
         from .kernel_sm90 import DEFAULT_CONFIG  # noqa: PLC0415  (Gluon is loaded where it is used)
 
-        return DEFAULT_CONFIG
+        # Newer GPUs may have less: 100 KiB where compute capability is 12.0, in which it does not fit.
+        if DEFAULT_CONFIG.fits(shared_bytes):
+            return DEFAULT_CONFIG
     return ROCM_CONFIG if torch.version.hip is not None else CUDA_CONFIG
 
 
