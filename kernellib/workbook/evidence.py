@@ -129,7 +129,7 @@ def pack(
         the README.
 
     Raises:
-        UsageError: labels repeat, or a run left neither record nor page.
+        UsageError: labels repeat, a run left neither record nor page, or those of several notebooks.
         RecordError: a record that does not follow its schema.
     """
     if len({run.label for run in runs}) < len(runs):
@@ -141,6 +141,9 @@ def pack(
         pages = [page for page in run.files(".html") if page.stem != "index"]
         if not records and not pages:
             raise UsageError(f"run {run.label!r} left no record and no page in its folder; look at its log")
+        if len(records) > 1 or len(pages) > 1:
+            found = ", ".join(path.name for path in (*records, *pages))
+            raise UsageError(f"run {run.label!r} got {found}, wanted those of one notebook")
         for page in pages:
             text = small_page(page.read_text(encoding="utf-8"), hide)
             (into / f"{run.label}.html").write_text(text, encoding="utf-8")
@@ -229,6 +232,8 @@ def run_command(
             raise UsageError(f"target {info.name} has no clock; wanted a GPU: {', '.join(GPU_TARGETS)}")
         plan = [(f"03_performance_ab.seed{int(seed)}", "03_performance_ab", "full", int(seed))
                 for seed in seeds.split(",")]  # fmt: skip
+        if len({label for label, *_ in plan}) < len(plan):
+            raise UsageError(f"seeds got {seeds}, wanted distinct ones: each makes one record")
     except (UsageError, TargetUnavailableError, ValueError) as error:
         Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(2) from error

@@ -101,6 +101,23 @@ def test_a_run_that_left_nothing_and_labels_that_repeat_are_refused(tmp_path: Pa
         pack([run, run], tmp_path / "to")
 
 
+def test_a_run_of_several_notebooks_is_refused(
+    tmp_path: Path, records: tuple[Record, Record, Record]
+) -> None:
+    folder = finished_run(tmp_path / "run", records[0])
+    records[1].save(folder / "latent_moe_tail" / "other.record.json")
+    with pytest.raises(UsageError, match="wanted those of one notebook"):
+        pack([NotebookRun("x", folder)], tmp_path / "to")
+
+
+def test_seeds_that_repeat_are_refused() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evidence, "resolve", lambda _target: GPU)
+        result = CliRunner().invoke(evidence.app, ["run", "--seeds", "1,01"])
+    assert result.exit_code == 2
+    assert "wanted distinct ones" in result.output
+
+
 def run_faked(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, made: Sequence[Record | None], target: TargetInfo = GPU
 ) -> tuple[int, list[list[str]], str]:
