@@ -7,7 +7,7 @@ is typed by hand. A test fails when README and records differ.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,17 +82,23 @@ def _group(records: Sequence[tuple[Path, Record]]) -> list[str]:
     return [*lines, ""] if invalid else lines
 
 
+def _confidences(groups: Iterable[Sequence[tuple[Path, Record]]]) -> str:
+    entries = [entry for group in groups for _, record in group for entry in record.data["comparisons"]]
+    return " and ".join(f"{each:.0%}" for each in sorted({entry["confidence"] for entry in entries})) or "95%"
+
+
 def measured_block(root: Path) -> str:
     """The text between (and with) the markers, for the records under ``root/results``."""
     lines = [BEGIN, "", "## Measured", ""]
     groups: dict[tuple[Path, str], list[tuple[Path, Record]]] = {}
     for path, record in find_records(root):
         groups.setdefault((path.parent, record.data["operator"]), []).append((path, record))
+    confidences = _confidences(groups.values())
     if not groups:
         lines += ["No record is committed yet.", ""]
     else:
         lines += [
-            "p50 times of one call; paired ratios with their 95% intervals, above 1 where the tested",
+            f"p50 times of one call; paired ratios with their {confidences} intervals, above 1 where the tested",
             "launch is faster. The A/A control must contain 1, or the record is not valid. Calls follow",
             "one another directly, so that a launch may overlap with the last call's end; in records",
             "named `after_producer` a kernel that writes the activations runs before each call, as in",

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from kernellib.bench.cli import app
 from kernellib.bench.comparison import compare_records
 from kernellib.bench.errors import ReadmeError
+from kernellib.bench.method import Method
 from kernellib.bench.readme import BEGIN, END, find_records, measured_block, update, with_block
 from kernellib.bench.record import Record
 
@@ -94,6 +95,12 @@ def test_validity_by_hand(
     assert all(text in line for text, line in zip(rows, found, strict=True))
     assert all(text in block for text in texts)
     assert ("claim rests" in block) == ("bad" in names)
+
+
+def test_the_intervals_are_called_what_they_are(tmp_path: Path) -> None:
+    method = Method(trials=16, max_trials=16, confidence=0.8)
+    fake_record(method=method).save(tmp_path / "results" / "fake" / "2030-01-01" / "x.record.json")
+    assert "their 80% intervals" in measured_block(tmp_path)
 
 
 def test_what_stands_outside_the_markers_stays() -> None:
