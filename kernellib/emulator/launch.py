@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kernellib.emulator.assembly import Kernel, Program, parse
-from kernellib.emulator.binding.program import BoundProgram, bind_program
+from kernellib.emulator.binding.program import Block, BoundProgram, bind_program
 from kernellib.emulator.counters import AccessCounters
 from kernellib.emulator.dispatcher import Dispatcher, run_until_one_ends
 from kernellib.emulator.errors import LaunchArgumentError
@@ -110,13 +110,24 @@ class CompiledListing:
         )
         self._resources: dict[str, KernelResources] = {}
         self._spare: tuple[int, RegisterFile] | None = None
+        self._mnemonics: dict[int, Counter[str]] = {}
 
     @classmethod
     def from_program(cls, program: Program, bound: BoundProgram) -> CompiledListing:
         """A listing that has been parsed and bound by the caller."""
         self = cls.__new__(cls)
-        self.program, self.bound, self._resources, self._spare = program, bound, {}, None
+        self.program, self.bound = program, bound
+        self._resources, self._spare, self._mnemonics = {}, None, {}
         return self
+
+    def mnemonics(self, block: Block) -> Counter[str]:
+        """How often each mnemonic stands in a block; counted once."""
+        found = self._mnemonics.get(block.number)
+        if found is None:
+            instructions = self.program.instructions
+            found = Counter(instructions[index].mnemonic for index in block.instructions)
+            self._mnemonics[block.number] = found
+        return found
 
     def take_spare(self, num_waves: int) -> RegisterFile | None:
         """The register file of an earlier launch, when it is of this size."""
@@ -349,8 +360,8 @@ class Launch:
         for block, times in zip(self.bound.blocks, self.block_counts, strict=True):
             if times:
                 issues[block.instructions] = times
-                for index in block.instructions:
-                    counts[instructions[index].mnemonic] += times
+                for mnemonic, number in self.listing.mnemonics(block).items():
+                    counts[mnemonic] += number * times
         spaces: dict[str, dict[str, int]] = {
             space: {"load": 0, "store": 0, "atomic": 0} for space in ("global", "lds", "scratch", "scalar")
         }

@@ -331,10 +331,13 @@ class Cohort:
 
     def _release(self) -> None:
         """Let every workgroup go whose live waves have all arrived at a barrier."""
-        missing = np.bincount(self.slot, weights=self.live & ~self.at_barrier, minlength=self.num_workgroups)
-        free = (missing == 0)[self.slot] & self.at_barrier
-        if not free.any():
-            return
+        late = self.live & ~self.at_barrier
+        free = self.at_barrier.copy()
+        if late.any():
+            missing = np.bincount(self.slot, weights=late, minlength=self.num_workgroups)
+            free &= (missing == 0)[self.slot]
+            if not free.any():
+                return
         self._met(free)
         self.at_barrier[free] = False
         for g in [g for g in self.groups if g.state == "barrier"]:

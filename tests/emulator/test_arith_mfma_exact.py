@@ -114,6 +114,7 @@ def test_sums_are_the_exact_integers() -> None:
     wave = 3
     rows = []
     for registers, item, scale in ((a, mfma.FP8, scales[0]), (b, mfma.FP4, scales[1])):
+        assert item.decode is not None
         values = item.decode(layout.operand_to_rows(registers, 16, 1, item.pieces(shape, 16)))[wave, 0]
         exponents = scale[wave].reshape(4, 16).T.repeat(32, 1).astype(int) - 120
         unit = 512 if item is mfma.FP8 else 2

@@ -29,6 +29,7 @@ import numpy as np
 from kernellib.emulator.arith import e8m0, mfma_exact
 from kernellib.emulator.arith import mfma_layout as layout
 from kernellib.emulator.arith.formats import Array, flush_denormals
+from kernellib.emulator.arith.mfma_halves import decode_bf16, decode_f16
 from kernellib.emulator.arith.mfma_layout import Shape
 from kernellib.emulator.arith.smallfloat import E2M1, E2M3, E3M2, E4M3, E5M2, SmallFormat
 
@@ -39,41 +40,49 @@ class _Arrays(threading.local):
     """Temporary arrays of one thread: fresh ones of a matrix operation's size cost more than its sums."""
 
     def __init__(self) -> None:
-        self.rings: dict[tuple[tuple[int, ...], Any, int], tuple[list[Array], Iterator[int]]] = {}
+        self.rings: dict[tuple[tuple[int, ...], Any], tuple[list[Array], Iterator[int]]] = {}
+        self.sums: dict[tuple[Shape, int], _Sums] = {}
 
 
 _arrays = _Arrays()
 
 
-def _scratch(shape: tuple[int, ...], dtype: Any, ring: int = 2) -> Array:
-    """An array that is this caller's until `ring` - 1 more of its shape and ring have been asked for.
+def _scratch(shape: tuple[int, ...], dtype: Any) -> Array:
+    """An array that is this caller's until the next but one of its shape.
 
     One matrix operation has at most two of a shape in use, the two operands.  No more are kept: what is
     written next had better be in the processor's cache still.
     """
-    found = _arrays.rings.get((shape, dtype, ring))
+    found = _arrays.rings.get((shape, dtype))
     if found is None:
         if len(_arrays.rings) > 64:
             _arrays.rings.clear()
-        arrays = [np.empty(shape, dtype) for _ in range(ring)]
-        found = _arrays.rings[shape, dtype, ring] = arrays, itertools.cycle(range(ring))
+        found = _arrays.rings[shape, dtype] = (
+            [np.empty(shape, dtype) for _ in range(2)],
+            itertools.cycle((0, 1)),
+        )
     return found[0][next(found[1])]
 
 
-def _decode_bf16(words: Array) -> Array:
-    values = _scratch((*words.shape[:-1], 2, words.shape[-1]), np.float64)
-    bits = _scratch(words.shape, np.uint32)
-    values[..., 0, :] = np.left_shift(words, np.uint32(16), out=bits).view(np.float32)
-    values[..., 1, :] = np.bitwise_and(words, np.uint32(0xFFFF0000), out=bits).view(np.float32)
-    return values
+class _Sums:
+    """Arrays of float64 for one shape and number of waves: the products, the result, and views of them."""
 
+    def __init__(self, shape: Shape, num_waves: int) -> None:
+        self.products = np.empty((num_waves, shape.blocks, shape.m, shape.n))
+        self.total = np.empty((shape.num_outputs, num_waves, layout.LANES))
+        # in the order of the result
+        self.items = layout.output_view(self.products, shape)
+        self.total_items = self.total.reshape(self.items.shape)
 
-def _decode_f16(words: Array) -> Array:
-    values = _scratch((*words.shape[:-1], 2, words.shape[-1]), np.float64)
-    halves = words.view(np.float16)
-    values[..., 0, :] = halves[..., 0::2]
-    values[..., 1, :] = halves[..., 1::2]
-    return values
+    @staticmethod
+    def of(shape: Shape, num_waves: int) -> _Sums:
+        """Those of this thread."""
+        found = _arrays.sums.get((shape, num_waves))
+        if found is None:
+            if len(_arrays.sums) > 16:
+                _arrays.sums.clear()
+            found = _arrays.sums[shape, num_waves] = _Sums(shape, num_waves)
+        return found
 
 
 def _decode_f32(words: Array) -> Array:
@@ -134,15 +143,14 @@ _SCALES = e8m0.decode(np.arange(256, dtype=np.uint8)).astype(np.float64)
 class ItemType:
     """An operand element type.
 
-    `decode` makes values of 32-bit words.  `by_k`: its words come with K outermost, [..., words along K,
-    rows], and become [..., words along K, items per word, rows]: the copy out of the registers then moves
-    whole rows of lanes, and the product reads both operands the way it likes best.  Otherwise K is innermost.
+    `decode` makes values of 32-bit words that have K innermost, [..., words along K].  `by_k`, where given,
+    makes values [n, blocks, rows, K] of registers, with K outermost in memory (`mfma_halves`).
     """
 
     name: str
     bits: int
-    decode: Decoder
-    by_k: bool = False
+    decode: Decoder | None
+    by_k: Callable[[Array, int, int, int], Array] | None = None
 
     def num_registers(self, shape: Shape, rows: int) -> int:
         """Registers per lane of an operand of `rows` rows."""
@@ -155,8 +163,8 @@ class ItemType:
 
 F64 = ItemType("f64", 64, _decode_f64)
 F32 = ItemType("f32", 32, _decode_f32)
-BF16 = ItemType("bf16", 16, _decode_bf16, by_k=True)
-F16 = ItemType("f16", 16, _decode_f16, by_k=True)
+BF16 = ItemType("bf16", 16, None, decode_bf16)
+F16 = ItemType("f16", 16, None, decode_f16)
 I8 = ItemType("i8", 8, _decode_i8)
 FP8 = ItemType("fp8", 8, _byte_decoder(E4M3))
 BF8 = ItemType("bf8", 8, _byte_decoder(E5M2))
@@ -173,9 +181,9 @@ def operand(registers: Array, item: ItemType, shape: Shape, rows: int, pieces: i
     `pieces`: how many stretches of K a lane holds; 0: what the item type says.
     """
     pieces = pieces or item.pieces(shape, rows)
-    if item.by_k:
-        values = item.decode(layout.operand_by_k(registers, rows, shape.blocks, pieces))
-        return values.reshape(values.shape[0], shape.blocks, -1, rows).swapaxes(-1, -2)
+    if item.by_k is not None:
+        return item.by_k(registers, rows, shape.blocks, pieces)
+    assert item.decode is not None
     # The gather puts a lane's registers side by side, so that pairs join to 64-bit items as well.
     return item.decode(layout.operand_to_rows(registers, rows, shape.blocks, pieces))
 
@@ -191,41 +199,38 @@ def multiply_accumulate(
         saturate: overflow to the largest finite value instead of infinity, or int32 saturation.
         out: where to put D, of its type; may share memory with C.
     """
-    products = _scratch((*a.shape[:-1], b.shape[-2]), a.dtype, ring=1)
     with np.errstate(all="ignore"):
-        np.matmul(a, b.swapaxes(-1, -2), out=products)
-        return _accumulate(products, c, shape, saturate, out)
+        if c.dtype == np.int32:
+            return _accumulate_integers(np.matmul(a, b.swapaxes(-1, -2)), c, shape, saturate, out)
+        sums = _Sums.of(shape, len(a))
+        np.matmul(a, b.swapaxes(-1, -2), out=sums.products)
+        return _accumulate(sums, c, saturate, out)
 
 
-def _accumulate(products: Array, c: Array, shape: Shape, saturate: bool, out: Array | None = None) -> Array:
-    """D items of the products' sums [n, blocks, M, N]."""
-    if c.dtype == np.int32:
-        items = layout.matrix_to_output(products, shape)
-        total = items.astype(np.int64) + c
-        if saturate:
-            total = np.clip(total, -(1 << 31), (1 << 31) - 1)
-        return _put(total.astype(np.uint64).astype(np.uint32).view(np.int32), out)
-    # Passes of one type each: numpy sends arithmetic between types through small buffers.
-    total = _scratch(products.shape, np.float64, ring=3)
-    items = layout.output_view(total, shape)
-    np.copyto(items, c.reshape(items.shape))
-    np.add(products, total, out=total)
-    result = np.empty((shape.num_outputs, items.shape[3], layout.LANES), c.dtype) if out is None else out
-    if result.flags.c_contiguous:
-        np.copyto(result.reshape(items.shape), items, casting="same_kind")
-    else:
-        result[...] = items.astype(c.dtype).reshape(result.shape)
+def _accumulate_integers(products: Array, c: Array, shape: Shape, saturate: bool, out: Array | None) -> Array:
+    """D items of the products' sums [n, blocks, M, N], float32 that are integers."""
+    total = layout.matrix_to_output(products, shape).astype(np.int64) + c
     if saturate:
-        largest = np.finfo(c.dtype).max
-        result[...] = np.where(np.isinf(result), np.copysign(largest, result), result)
-    return result
-
-
-def _put(result: Array, out: Array | None) -> Array:
+        total = np.clip(total, -(1 << 31), (1 << 31) - 1)
+    result = total.astype(np.uint64).astype(np.uint32).view(np.int32)
     if out is None:
         return result
     out[...] = result
     return out
+
+
+def _accumulate(sums: _Sums, c: Array, saturate: bool, out: Array | None) -> Array:
+    """D items of the sums in `sums.products`."""
+    # Passes of one type each (numpy sends arithmetic between types through small buffers), of which only the
+    # sum has to look for its operand in another order.
+    np.copyto(sums.total, c)
+    np.add(sums.items, sums.total_items, out=sums.total_items)
+    result = np.empty(sums.total.shape, c.dtype) if out is None else out
+    np.copyto(result, sums.total, casting="same_kind")
+    if saturate:
+        largest = np.finfo(c.dtype).max
+        result[...] = np.where(np.isinf(result), np.copysign(largest, result), result)
+    return result
 
 
 def mfma(
@@ -272,9 +277,9 @@ def mfma_f8f6f4(
         (registers[: item.num_registers(shape, rows)], item, rows)
         for registers, item, rows in zip((a, b), items, (shape.m, shape.n), strict=True)
     ]
-    sums = _exact_sums(sides, shape, scales or (None, None), reused)
-    if sums is not None:
-        return _accumulate(sums, c, shape, saturate, out)
+    sums = _Sums.of(shape, a.shape[1])
+    if _exact_sums(sides, shape, scales or (None, None), reused, sums.products):
+        return _accumulate(sums, c, saturate, out)
     left, right = (operand(registers, item, shape, rows) for registers, item, rows in sides)
     if scales is None:
         return multiply_accumulate(left, right, c, shape, saturate=saturate, out=out)
@@ -291,7 +296,8 @@ def mfma_f8f6f4(
         np.matmul(left, right, out=products)
         products *= scale_a[..., :, None]
         products *= scale_b[..., None, :]
-        return _accumulate(products.sum(axis=1), c, shape, saturate, out)
+        products.sum(axis=1, out=sums.products[:, 0])
+        return _accumulate(sums, c, saturate, out)
 
 
 def _exact_sums(
@@ -299,21 +305,23 @@ def _exact_sums(
     shape: Shape,
     scales: tuple[Array | None, Array | None],
     reused: tuple[bool, bool],
-) -> Array | None:
-    """Sums of products [n, 1, M, N] where their order cannot matter (`mfma_exact`), else None."""
+    out: Array,
+) -> bool:
+    """Put the sums of products [n, 1, M, N] into `out` where their order cannot matter (`mfma_exact`)."""
     if any(item.name not in mfma_exact.CODES for _, item, _ in sides):
-        return None
+        return False
     made = []
     for (registers, item, rows), scale, again in zip(sides, scales, reused, strict=True):
         side = mfma_exact.prepare(registers, item.name, rows, scale, again)
         if side is None:
-            return None
+            return False
         made.append(side)
     left, right = made
     if not mfma_exact.exact(left, right, shape):
-        return None
+        return False
     with np.errstate(all="ignore"):
-        return mfma_exact.products(left, right, shape, reused)
+        mfma_exact.multiply(left, right, reused, out[:, 0])
+    return True
 
 
 def smfmac(

@@ -145,12 +145,10 @@ def exact(left: Operand, right: Operand, shape: Shape) -> bool:
     return bits <= SIGNIFICAND_BITS
 
 
-def products(left: Operand, right: Operand, shape: Shape, reused: tuple[bool, bool]) -> Array:
-    """Sums of scaled products, float64 [n, 1, M, N], in memory reused soon."""
+def multiply(left: Operand, right: Operand, reused: tuple[bool, bool], out: Array) -> None:
+    """Sums of scaled products into out, float64 [n, M, N].  `reused`: as `prepare` was told."""
     a, b = left.values("left", reused[0]), right.values("right", reused[1])
-    out = _kept.array("products", (len(a), shape.m, shape.n), np.float64)
     np.matmul(a.swapaxes(1, 2), b, out=out)
-    return out[:, None]
 
 
 def _words(registers: Array, codes: Codes, rows: int) -> Array:

@@ -63,15 +63,6 @@ def operand_to_rows(registers: Array, rows: int, blocks: int, pieces: int = 1) -
     return ordered.reshape(num_waves, blocks, rows, groups * num_registers)
 
 
-def operand_by_k(registers: Array, rows: int, blocks: int, pieces: int = 1) -> Array:
-    """Like `operand_to_rows`, with K outermost: uint32 [n, blocks, R * (64 / (rows * blocks)), rows]."""
-    num_registers, num_waves = registers.shape[:2]
-    groups = LANES // (rows * blocks)
-    split = registers.reshape(pieces, num_registers // pieces, num_waves, groups, blocks, rows)
-    ordered = np.ascontiguousarray(split.transpose(2, 4, 0, 3, 1, 5))
-    return ordered.reshape(num_waves, blocks, groups * num_registers, rows)
-
-
 def output_to_matrix(items: Array, shape: Shape) -> Array:
     """C or D registers [items, n, 64] to a matrix [n, blocks, M, N] (a copy).
 

@@ -216,15 +216,14 @@ def _load(plan: MemoryPlan, addresses: Fetch, issue: Callable[[WaveGroup], None]
         address, waves, lanes = select_lanes(g, addresses(g))
         if not address.size:
             return
-        if waves is None and piece == 16:
+        if waves is None and piece == 16 and _side_by_side(address, lane_bytes):
             # Lanes side by side, as a tuned kernel loads: whole rows of 64 data instead of single ones.
-            first = address[:, :1]
-            if (address[:, 63:] - first == lane_bytes[63]).all() and (address - first == lane_bytes).all():
-                allocation = resolver.resolve_rows(g, first[:, 0], 64 * size)
-                if allocation is not None:
-                    g.cohort.count("global", "load", inst.mnemonic, size, address, g)
-                    mover.write_rows(g, gather_rows(allocation, first[:, 0] - allocation.base, 64 * size))
-                    return
+            first = address[:, 0]
+            allocation = resolver.resolve_rows(g, first, 64 * size)
+            if allocation is not None:
+                g.cohort.count("global", "load", inst.mnemonic, size, address, g)
+                mover.write_rows(g, gather_rows(allocation, first - allocation.base, 64 * size))
+                return
         allocation = resolver.resolve(g, address, waves, lanes)
         g.cohort.count("global", "load", inst.mnemonic, size, address, g)
         if allocation is None:
@@ -237,6 +236,16 @@ def _load(plan: MemoryPlan, addresses: Fetch, issue: Callable[[WaveGroup], None]
         mover.write(g, items, waves, lanes)
 
     return step
+
+
+def _side_by_side(address: Array, lane_bytes: Array) -> bool:
+    """Whether in every wave of [n, 64] addresses lane i's is lane 0's plus `lane_bytes[i]`."""
+    if int(address[0, 63]) - int(address[0, 0]) != int(lane_bytes[63]):  # no pass over all where one tells
+        return False
+    first = address[:, :1]
+    if not (address[:, 63:] - first == lane_bytes[63]).all():
+        return False
+    return bool((address - first == lane_bytes).all())
 
 
 def _gather_scattered(g: WaveGroup, address: Array, size: int, at: int) -> Array:
@@ -267,15 +276,14 @@ def _store(plan: MemoryPlan, addresses: Fetch, issue: Callable[[WaveGroup], None
         address, waves, lanes = select_lanes(g, addresses(g))
         if not address.size:
             return
-        if waves is None and piece == 16:
-            first = address[:, :1]
-            if (address[:, 63:] - first == lane_bytes[63]).all() and (address - first == lane_bytes).all():
-                found = resolver.resolve_rows(g, first[:, 0], 64 * size)
-                if found is not None and found.writable:
-                    g.cohort.count("global", "store", inst.mnemonic, size, address, g)
-                    scatter_rows(found, first[:, 0] - found.base, mover.read_rows(g))
-                    g.cohort.launch.stores += 1
-                    return
+        if waves is None and piece == 16 and _side_by_side(address, lane_bytes):
+            first = address[:, 0]
+            found = resolver.resolve_rows(g, first, 64 * size)
+            if found is not None and found.writable:
+                g.cohort.count("global", "store", inst.mnemonic, size, address, g)
+                scatter_rows(found, first - found.base, mover.read_rows(g))
+                g.cohort.launch.stores += 1
+                return
         allocation = resolver.resolve(g, address, waves, lanes)
         g.cohort.count("global", "store", inst.mnemonic, size, address, g)
         flat = address.reshape(-1)

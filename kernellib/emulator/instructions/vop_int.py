@@ -121,8 +121,8 @@ for _type in ("i32", "u32", "i16", "u16"):
 
 # -----------------------------------------------------------------------------------------------------------
 # shifts
-define_vector("v_lshrrev_b32", "u32, b32 -> b32", lambda s, a: a >> (s & _U31))
-define_vector("v_ashrrev_i32", "i32, i32 -> i32", lambda s, a: a >> (s & _I31))
+define_vector("v_lshrrev_b32", "u32, b32 -> b32", lambda s, a, out=None: np.right_shift(a, s & _U31, out=out))
+define_vector("v_ashrrev_i32", "i32, i32 -> i32", lambda s, a, out=None: np.right_shift(a, s & _I31, out=out))
 define_vector("v_lshlrev_b64", "u32, b64 -> b64", lambda s, a: a << (s & np.uint32(63)).astype(np.uint64))
 define_vector("v_lshrrev_b64", "u32, b64 -> b64", lambda s, a: a >> (s & np.uint32(63)).astype(np.uint64))
 define_vector("v_ashrrev_i64", "u32, i64 -> i64", lambda s, a: a >> (s & np.uint32(63)).astype(np.int64))
@@ -135,14 +135,26 @@ define_vector("v_alignbyte_b32", "b32, b32, b32 -> b32", integer.alignbyte)
 # ------------------------------------------------------------------------------------------------ logic,
 # fused pairs
 define_vector("v_not_b32", "b32 -> b32", np.bitwise_not)
-define_vector("v_xnor_b32", "b32, b32 -> b32", lambda a, b: ~(a ^ b))
-define_vector("v_lshl_add_u32", "u32, u32, u32 -> u32", lambda a, s, c: (a << (s & _U31)) + c)
-define_vector("v_add_lshl_u32", "u32, u32, u32 -> u32", lambda a, b, s: (a + b) << (s & _U31))
-define_vector("v_add3_u32", "u32, u32, u32 -> u32", lambda a, b, c: a + b + c)
-define_vector("v_xad_u32", "u32, u32, u32 -> u32", lambda a, b, c: (a ^ b) + c)
-define_vector("v_lshl_or_b32", "b32, u32, b32 -> b32", lambda a, s, c: (a << (s & _U31)) | c)
-define_vector("v_and_or_b32", "b32, b32, b32 -> b32", lambda a, b, c: (a & b) | c)
-define_vector("v_or3_b32", "b32, b32, b32 -> b32", lambda a, b, c: a | b | c)
+define_vector("v_xnor_b32", "b32, b32 -> b32", lambda a, b, out=None: np.bitwise_not(a ^ b, out=out))
+define_vector(
+    "v_lshl_add_u32", "u32, u32, u32 -> u32", lambda a, s, c, out=None: np.add(a << (s & _U31), c, out=out)
+)
+define_vector(
+    "v_add_lshl_u32",
+    "u32, u32, u32 -> u32",
+    lambda a, b, s, out=None: np.left_shift(a + b, s & _U31, out=out),
+)
+define_vector("v_add3_u32", "u32, u32, u32 -> u32", lambda a, b, c, out=None: np.add(a + b, c, out=out))
+define_vector("v_xad_u32", "u32, u32, u32 -> u32", lambda a, b, c, out=None: np.add(a ^ b, c, out=out))
+define_vector(
+    "v_lshl_or_b32",
+    "b32, u32, b32 -> b32",
+    lambda a, s, c, out=None: np.bitwise_or(a << (s & _U31), c, out=out),
+)
+define_vector(
+    "v_and_or_b32", "b32, b32, b32 -> b32", lambda a, b, c, out=None: np.bitwise_or(a & b, c, out=out)
+)
+define_vector("v_or3_b32", "b32, b32, b32 -> b32", lambda a, b, c, out=None: np.bitwise_or(a | b, c, out=out))
 define_vector("v_lshl_add_u64", "u64, u32, u64 -> u64", integer.lshl_add_u64)
 
 
