@@ -93,12 +93,12 @@ def measured_block(root: Path) -> str:
     groups: dict[tuple[Path, str], list[tuple[Path, Record]]] = {}
     for path, record in find_records(root):
         groups.setdefault((path.parent, record.data["operator"]), []).append((path, record))
-    confidences = _confidences(groups.values())
+    level = _confidences(groups.values())
     if not groups:
         lines += ["No record is committed yet.", ""]
     else:
         lines += [
-            f"p50 times of one call; paired ratios with their {confidences} intervals, above 1 where the tested",
+            f"p50 times of one call; paired ratios with their {level} intervals, above 1 where the tested",
             "launch is faster. The A/A control must contain 1, or the record is not valid. Calls follow",
             "one another directly, so that a launch may overlap with the last call's end; in records",
             "named `after_producer` a kernel that writes the activations runs before each call, as in",
