@@ -193,7 +193,9 @@ class WaveGroup:
         self.scc = regs.scc
         self.n = len(waves)
         self.views = regs.views
-        self.lds_base: Array = cohort.lds_base[waves]  # byte of the cohort's LDS at which each wave's begins
+        self.lds_base: Array = cohort.lds_base[
+            waves, None
+        ]  # [n, 1]: where in the cohort's LDS each wave's begins
         self.exec: Array | None = None
         self.fast = True
         self.mode = PLAIN_MODE

@@ -25,7 +25,7 @@ from kernellib.emulator.binding.memory import (
     take_common,
 )
 from kernellib.emulator.binding.movers import RegisterMover, combine_atomic
-from kernellib.emulator.binding.place import lds_items, place_in_lds
+from kernellib.emulator.binding.place import place_in_lds, usual_items
 from kernellib.emulator.binding.sources import BindContext, Fetch, refuse
 from kernellib.emulator.binding.transpose import bind_transpose
 from kernellib.emulator.binding.vector import bind_vector
@@ -135,11 +135,11 @@ def _load(plan: MemoryPlan, slot: int, offsets: list[int], issue: Callable[[Wave
         for i in range(len(offsets))
     ]
     piece, size, address = movers[0].piece, definition.bytes_per_lane, _address(slot)
-    pieces = range(one // piece)
+    pieces, find = range(one // piece), usual_items(offsets, one, piece)
 
     def usual(g: WaveGroup) -> bool:
         raw = g.views[slot]
-        numbers = lds_items(g, raw, offsets, one, piece)
+        numbers = find(g, raw)
         if numbers is None:
             return False
         g.cohort.count("lds", "load", inst.mnemonic, size, raw, g)
@@ -180,10 +180,11 @@ def _store(
     one = definition.bytes_per_lane // len(offsets)
     movers = [RegisterMover(plan.ctx, inst, definition, operand) for operand in data]
     piece, size, address = movers[0].piece, definition.bytes_per_lane, _address(slot)
+    find = usual_items(offsets, one, piece)
 
     def usual(g: WaveGroup) -> bool:
         raw = g.views[slot]
-        numbers = lds_items(g, raw, offsets, one, piece)
+        numbers = find(g, raw)
         if numbers is None:
             return False
         g.cohort.count("lds", "store", inst.mnemonic, size, raw, g)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -54,35 +55,39 @@ def place_in_lds(
     return placed
 
 
-def lds_items(g: WaveGroup, raw: Array, offsets: list[int], size: int, piece: int) -> list[Array] | None:
+def usual_items(
+    offsets: list[int], size: int, piece: int
+) -> Callable[[WaveGroup, Array], list[Array] | None]:
     """The usual access, with fewer passes than `place_in_lds`: for each offset, item numbers int64 [n, 64].
 
     Every lane is on, nobody watches, every address is a multiple of the piece, and the bits of all addresses
-    together (never less than the greatest of them) lie within the allocation.  None otherwise.
+    together (never less than the greatest of them) lie within the allocation.  The function gives None
+    otherwise.  It takes the group and its addresses before the offset, uint32 [n, 64].
 
     Args:
-        raw: uint32 [n, 64], addresses before the offset.
         size: bytes at each offset, in pieces of `piece` bytes (a power of two, at most 16).
     """
-    cohort = g.cohort
-    if g.exec is not None or cohort.lds_in_flight is not None or cohort.lds_delay is not None:
-        return None
-    if cohort.lds_monitor is not None or cohort.launch.accesses is not None:
-        return None
-    bits, highest = int(np.bitwise_or.reduce(raw, axis=None)), max(offsets)
-    for offset in offsets:
-        if (bits | offset) & (max(piece, min(size, 4)) - 1):
+    unaligned = max(piece, min(size, 4)) - 1
+    possible = not any(offset & unaligned for offset in offsets)
+    first, end, shift = offsets[0], max(offsets) + size, piece.bit_length() - 1
+    further = [(offset - first) >> shift for offset in offsets[1:]]
+
+    def find(g: WaveGroup, raw: Array) -> list[Array] | None:
+        cohort = g.cohort
+        if not possible or g.exec is not None or cohort.lds_in_flight is not None:
             return None
-    if bits + highest + size > cohort.lds_bytes:
-        return None
-    found = []
-    for offset in offsets:
+        if cohort.lds_delay is not None or cohort.lds_monitor is not None:
+            return None
+        bits = int(np.bitwise_or.reduce(raw, axis=None))
+        if bits & unaligned or bits + end > cohort.lds_bytes or cohort.launch.accesses is not None:
+            return None
         items = raw.astype(np.int64)
-        items += g.lds_base[:, None] + offset  # a multiple of 16, and of the piece
-        if piece > 1:
-            items >>= piece.bit_length() - 1
-        found.append(items)
-    return found
+        items += g.lds_base + first  # a multiple of 16, and of the piece
+        if shift:
+            items >>= shift
+        return [items, *[items + more for more in further]]
+
+    return find
 
 
 def _check_landed(

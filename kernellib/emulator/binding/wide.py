@@ -41,23 +41,24 @@ def lshl_add_u64(plan: Plan, general: Step) -> Step:
     (low, high), (a_low, a_high), (c_low, c_high) = target, a, c
     shift, rest = np.uint32(amount.value & 7), np.uint32(32 - (amount.value & 7))
     one = np.uint32(1)
+    # pairs are aligned: the lower half may be written first, if an addend outlives it to tell the carry
+    early = low != c_low or low != a_low or bool(shift)
 
     def step(g: WaveGroup) -> None:
         if g.exec is not None:
             general(g)
             return
         views = g.views
-        lower, upper = views[a_low], views[a_high]
+        lower, upper, addend = views[a_low], views[a_high], views[c_low]
         if shift:
             upper = (upper << shift) | (lower >> rest)
             lower = lower << shift
-        total = lower + views[c_low]
-        carry = total < lower
-        # the lower half is written last: the upper one is of registers that it may replace
-        above = upper + views[c_high]
+        total = np.add(lower, addend, out=views[low]) if early else lower + addend
+        carry = total < (addend if low != c_low else lower)
+        np.add(upper, views[c_high], out=views[high])
         if carry.any():
-            np.add(above, one, out=above, where=carry)
-        views[high][...] = above
-        views[low][...] = total
+            np.add(views[high], one, out=views[high], where=carry)
+        if not early:
+            views[low][...] = total
 
     return step
