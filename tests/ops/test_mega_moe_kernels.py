@@ -11,9 +11,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from mega_moe_ranks import Call, make_call, routed_call, small_ranks
+from mega_moe_device import combine_launcher
+from mega_moe_ranks import Call, emulate, make_call, routed_call, small_ranks
 
 from kernellib.emulator import compile_to_assembly, emulated
+from kernellib.numerics import mx
+from kernellib.ops.mega_moe.combine_gfx950 import Combine
 from kernellib.ops.mega_moe.config import MegaMoEConfig, MegaMoEShape
 from kernellib.ops.mega_moe.layout import SymmetricLayout
 from kernellib.ops.mega_moe.reference import relative_l2
@@ -150,6 +153,7 @@ def special_inputs(dim: int) -> dict[str, np.ndarray]:
         "subnormal": np.full(dim, 2.0**-130),
         "one_huge": one_huge,
         "tiny": ordinary * 2.0**-100,
+        "small": ordinary * 2.0**-20,  # where 1 - 2 / (e^2x + 1) has no digit of tanh left
     }
 
 
@@ -176,6 +180,24 @@ def test_special_rows_stay_what_they_are(wire: str, activation: str) -> None:
             assert relative_l2(got[index][finite], expected[index][finite]) <= 1e-3, name
         assert not np.isfinite(got[1]).any()  # one_nan: every output sums over every input
         assert np.isfinite(got[2]).all()
+
+
+def test_combine_reads_every_scale() -> None:
+    """Each of the 256 scale bytes on the wire, 0 (2^-127, a subnormal) and 255 (NaN) among them."""
+    c = Combine(SymmetricLayout(MegaMoEShape(8, 512, 128, 1), 1, 16, "fp8_blockwise_1x32"), 4)
+    rng = np.random.default_rng(SEED)
+    wire = np.zeros((16, c.layout.wire_row_bytes), np.uint8)
+    wire[:, :512] = rng.integers(0, 0x7F, (16, 512)) | rng.integers(0, 2, (16, 512)) << 7
+    wire[:, 512:528] = np.arange(256).reshape(16, 16)
+    tensors = (torch.from_numpy(wire), torch.zeros(16, 1, dtype=torch.int32), torch.zeros(16, 512).bfloat16())
+    with emulated() as session:
+        for tensor in tensors:
+            session.register(tensor)
+        memory, ids, out = (tensor.data_ptr() for tensor in tensors)
+        emulate(combine_launcher(c), memory, ids, 16, out, 0)
+    expected = mx.dequantize(wire[:, :512], wire[:, 512:528], mx.E4M3).astype(ml_dtypes.bfloat16)
+    assert np.array_equal(tensors[2].float().numpy(), expected.astype(np.float32), equal_nan=True)
+    assert (expected[0, :32] != 0).any(), "what E = 0 scales is not zero"
 
 
 @pytest.mark.parametrize("order", ["expert", "ready"])
