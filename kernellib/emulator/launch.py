@@ -221,7 +221,7 @@ class Launch:
         self.requests: Counter[tuple[str, int]] = Counter()
         self._pool: dict[int, list[RegisterFile]] = {}
         self.kernarg = np.frombuffer(kernarg, np.uint8)
-        self._templates: dict[int, tuple[Array, Array]] = {}
+        self._lanes: tuple[Array, Array] | None = None
 
     # ------------------------------------------------------------------ registers
     def take_registers(self, num_waves: int) -> RegisterFile:
@@ -236,14 +236,9 @@ class Launch:
     def initialise(self, cohort: Cohort) -> None:
         """Registers at a wave's start (LLVM AMDGPU guide, "Initial Kernel Execution State")."""
         scalar, descriptor = cohort.regs.scalar, self.kernel.descriptor
-        thread = cohort.wave_idx[:, None] * 64 + np.arange(64)
-        bx, by, _ = self.block
-        # gfx90a and later pack the work-item id: x in bits 9:0, y in 19:10, z in 29:20 of v0
-        packed = thread % bx | thread // bx % by << 10 | thread // (bx * by) << 20
-        cohort.regs.vector[0] = packed.astype(np.uint32)
-        lanes = np.clip(self.threads - cohort.wave_idx * 64, 0, 64)
-        masks = np.array([(1 << int(n)) - 1 for n in range(65)], np.uint64)
-        scalar.view(np.uint64)[:, EXEC // 2] = masks[lanes]
+        ids, masks = self._first_lanes()
+        cohort.regs.vector[0] = ids[cohort.wave_idx]
+        scalar.view(np.uint64)[:, EXEC // 2] = masks[cohort.wave_idx]
         scalar[:, M0] = 0
         for name, value in (
             ("src_shared_base", SHARED_APERTURE), ("src_shared_limit", SHARED_APERTURE | 0xFFFF),
@@ -261,6 +256,17 @@ class Launch:
                 position += 1
         if descriptor.get("system_sgpr_workgroup_info", 0):
             scalar[:, position] = 0
+
+    def _first_lanes(self) -> tuple[Array, Array]:
+        """Of each wave of a workgroup: v0, uint32 [waves, 64], and EXEC, uint64 [waves]."""
+        if self._lanes is None:
+            bx, by, _ = self.block
+            thread = np.arange(self.waves_per_workgroup * 64).reshape(-1, 64)
+            # gfx90a and later pack the work-item id: x in bits 9:0, y in 19:10, z in 29:20 of v0
+            packed = thread % bx | thread // bx % by << 10 | thread // (bx * by) << 20
+            active = [(1 << min(self.threads - first, 64)) - 1 for first in range(0, self.threads, 64)]
+            self._lanes = packed.astype(np.uint32), np.array(active, np.uint64)
+        return self._lanes
 
     def _user_sgprs(self, scalar: Array, descriptor: dict[str, int]) -> int:
         """Fill the user SGPRs; returns the number of the first system SGPR."""
