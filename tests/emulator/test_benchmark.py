@@ -27,6 +27,7 @@ def test_gemms_are_right(name: str, seed: int) -> None:
     entry = run.run_case(cases.CASES[name], seed, 1)
     assert entry["matrix_flops"] == 2 * 256**3
     assert entry["rate"] == entry["matrix_flops"] / min(entry["cpu_s"])
+    assert entry["sanitize_ratio"] == min(entry["sanitized_cpu_s"]) / min(entry["cpu_s"])
 
 
 def test_rmsnorm_is_right_on_a_few_rows() -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -21,13 +22,14 @@ import numpy as np
 import torch
 from rich.table import Table
 
-from kernellib.emulator.benchmarks.cases import CASES, FLOPS, Case, WrongResultError
+from kernellib.emulator.benchmarks.cases import CASES, FLOPS, Case, Prepared, WrongResultError
 from kernellib.emulator.counters import matrix_flops
 from kernellib.emulator.report import LaunchReport
 
-SCHEMA_NAME = "kernellib.emulator.benchmark/1"
+SCHEMA_NAME = "kernellib.emulator.benchmark/2"
 Json = dict[str, Any]
 MIN_CPU_S = 1.0
+MAX_SANITIZED = 3  # calls with all sanitizers; their quickest is compared
 
 
 def run_case(case: Case, seed: int, repeats: int) -> Json:
@@ -35,55 +37,68 @@ def run_case(case: Case, seed: int, repeats: int) -> Json:
 
     The first call, which compiles and binds the kernel, is recorded apart.  Rates are of CPU seconds of this
     process (all its threads) and of the quickest run: the work is the same every time, and whatever else the
-    machine does can only add to it.
+    machine does can only add to it.  What `sanitize="all"` costs is measured right after, as a ratio.
 
     Raises:
         WrongResultError: the output is wrong; there is no rate then.
     """
+    torch.set_num_threads(1)  # the check's threads would go on spinning, and count
+    prepared = case.prepare(seed)
+    plain = _run(case, seed, prepared, repeats, "default", MIN_CPU_S)
+    sanitized = _run(case, seed, prepared, min(repeats, MAX_SANITIZED), "all", 0.0)
+    return _entry(case, seed, plain, sanitized)
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Calls of one case under one set of sanitizers; `cpu` and `wall` in seconds, of a call each."""
+
+    report: LaunchReport
+    first_call_s: float
+    cpu: list[float]
+    wall: list[float]
+    error: float
+
+
+def _run(case: Case, seed: int, prepared: Prepared, repeats: int, sanitize: str, min_cpu_s: float) -> _Runs:
     import flydsl.compiler as flyc  # noqa: PLC0415  (takes seconds to load)
 
     from kernellib.emulator.session import emulated  # noqa: PLC0415
 
-    torch.set_num_threads(1)  # the check's threads would go on spinning, and count
-    prepared = case.prepare(seed)
-    samples: list[tuple[float, float]] = []
-    error = float("inf")
-    with emulated() as session:
+    cpu: list[float] = []
+    wall: list[float] = []
+    with emulated(sanitize=sanitize) as session:
         for tensor in prepared.tensors:
             session.register(tensor)
         begin = time.process_time()
         call = flyc.compile(prepared.launcher, *prepared.arguments)
         first_call_s = time.process_time() - begin
-        while len(samples) < repeats or sum(sample[0] for sample in samples) < MIN_CPU_S:
+        while len(cpu) < repeats or sum(cpu) < min_cpu_s:
             prepared.poison()
-            cpu, wall = time.process_time(), time.perf_counter()
+            began = time.process_time(), time.perf_counter()
             call(*prepared.arguments)
-            samples.append((time.process_time() - cpu, time.perf_counter() - wall))
+            cpu.append(time.process_time() - began[0])
+            wall.append(time.perf_counter() - began[1])
         error = prepared.error()
         if not error <= 1.0:
-            raise WrongResultError(f"{case.name} with seed {seed}: error {error:.3g} of what is allowed")
-        report = session.launches[-1]
-    return _entry(case, seed, report, first_call_s, samples, error)
+            raise WrongResultError(
+                f"{case.name} with seed {seed}, sanitize={sanitize!r}: error {error:.3g} of what is allowed"
+            )
+        return _Runs(session.launches[-1], first_call_s, cpu, wall, error)
 
 
-def _entry(
-    case: Case,
-    seed: int,
-    report: LaunchReport,
-    first_call_s: float,
-    samples: Sequence[tuple[float, float]],
-    error: float,
-) -> Json:
+def _entry(case: Case, seed: int, plain: _Runs, sanitized: _Runs) -> Json:
+    report = plain.report
     flops = sum(matrix_flops(report.instruction_counts).values())
     work = flops if case.unit == FLOPS else report.lane_instructions
-    cpu, wall = ([sample[i] for sample in samples] for i in range(2))
-    rate = work / min(cpu)
+    rate = work / min(plain.cpu)
     return {
         "name": case.name, "what": case.what, "kernel": report.kernel_name, "seed": seed,
         "num_waves": report.num_waves, "lane_instructions": report.lane_instructions, "matrix_flops": flops,
-        "error": error, "first_call_cpu_s": first_call_s, "cpu_s": cpu, "wall_s": wall, "unit": case.unit,
-        "rate": rate, "median_rate": work / statistics.median(cpu), "target": case.target,
-        "reached": rate >= case.target,
+        "error": plain.error, "first_call_cpu_s": plain.first_call_s, "cpu_s": plain.cpu,
+        "wall_s": plain.wall, "unit": case.unit, "rate": rate, "median_rate": work / statistics.median(plain.cpu),
+        "target": case.target, "reached": rate >= case.target, "sanitized_cpu_s": sanitized.cpu,
+        "sanitize_ratio": min(sanitized.cpu) / min(plain.cpu),
     }  # fmt: skip
 
 
@@ -132,15 +147,18 @@ def save(record: Json, path: Path) -> None:
 def table(record: Json) -> Table:
     """The rates as a rich table."""
     speed = record["machine"]["calibration"] / 1e9
-    shown = Table("kernel", "waves", "M lane instr.", "M FLOP", "CPU ms", "M/s", "of", "wanted", "reached")
+    shown = Table(
+        "kernel", "waves", "M lane instr.", "M FLOP", "CPU ms", "M/s", "of", "wanted", "reached", "all / def."
+    )
     shown.caption = f"per CPU second; this computer adds {speed:.2f} G float32 a CPU second in numpy just now"
+    shown.caption += "\nlanes: lane instructions; all: CPU time with all sanitizers over the default's"
     for case in record["cases"]:
-        short = "FLOP" if case["unit"] == FLOPS else "lane instr."
+        short = "FLOP" if case["unit"] == FLOPS else "lanes"
         shown.add_row(
-            case["name"], f"{case['num_waves']:,}", f"{case['lane_instructions'] / 1e6:,.1f}",
+            case["name"], f"{case['lane_instructions'] / 1e6:,.1f}",
             f"{case['matrix_flops'] / 1e6:,.1f}", f"{1e3 * min(case['cpu_s']):,.1f}",
             f"{case['rate'] / 1e6:,.0f}", short, f"{case['target'] / 1e6:,.0f}",
-            "[green]yes[/]" if case["reached"] else "[red]no[/]",
+            "[green]yes[/]" if case["reached"] else "[red]no[/]", f"{case['sanitize_ratio']:.1f}",
         )  # fmt: skip
     return shown
 
@@ -184,9 +202,13 @@ def _version(name: str) -> str | None:
 
 def _revision() -> str | None:
     """The checkout's revision, None outside one."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.stdout.strip()
+    found = []
+    for words in (("ls-files", "."), ("rev-parse", "HEAD")):
+        command = ["git", "-C", str(Path(__file__).parent), *words]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+        except (OSError, subprocess.SubprocessError):
+            return None
+        found.append(done.stdout.strip())
+    tracked, revision = found
+    return revision if tracked else None  # a copy inside another working tree has none
