@@ -96,7 +96,8 @@ def _entry(case: Case, seed: int, plain: _Runs, sanitized: _Runs) -> Json:
         "name": case.name, "what": case.what, "kernel": report.kernel_name, "seed": seed,
         "num_waves": report.num_waves, "lane_instructions": report.lane_instructions, "matrix_flops": flops,
         "error": plain.error, "first_call_cpu_s": plain.first_call_s, "cpu_s": plain.cpu,
-        "wall_s": plain.wall, "unit": case.unit, "rate": rate, "median_rate": work / statistics.median(plain.cpu),
+        "wall_s": plain.wall, "unit": case.unit, "rate": rate,
+        "median_rate": work / statistics.median(plain.cpu),
         "target": case.target, "reached": rate >= case.target, "sanitized_cpu_s": sanitized.cpu,
         "sanitize_ratio": min(sanitized.cpu) / min(plain.cpu),
     }  # fmt: skip
@@ -147,9 +148,7 @@ def save(record: Json, path: Path) -> None:
 def table(record: Json) -> Table:
     """The rates as a rich table."""
     speed = record["machine"]["calibration"] / 1e9
-    shown = Table(
-        "kernel", "waves", "M lane instr.", "M FLOP", "CPU ms", "M/s", "of", "wanted", "reached", "all / def."
-    )
+    shown = Table("kernel", "M lanes", "M FLOP", "CPU ms", "M/s", "of", "wanted", "reached", "all")
     shown.caption = f"per CPU second; this computer adds {speed:.2f} G float32 a CPU second in numpy just now"
     shown.caption += "\nlanes: lane instructions; all: CPU time with all sanitizers over the default's"
     for case in record["cases"]:
