@@ -73,7 +73,9 @@ class Resolver:
         the array is [n, 64]).  Raises OutOfBoundsError when an address lies in no allocation.
         """
         memory, size = g.cohort.memory, self.size
-        low, high = int(addresses.min()), int(addresses.max()) + size
+        # reductions by name: the methods of the same names go through Python
+        low = int(np.minimum.reduce(addresses, axis=None))
+        high = int(np.maximum.reduce(addresses, axis=None)) + size
         last = self.last
         if last is not None and self.epoch == g.cohort.epoch and last.base <= low and high <= last.end:
             return last

@@ -132,7 +132,9 @@ def global_addresses(plan: MemoryPlan, vaddr: Operand, saddr: Operand) -> Fetch:
             upper = views[high]
             first = upper[0, 0]
             address = views[low].astype(np.int64)
-            if (upper == first).all():  # the usual case: all lanes within one 4 GiB window
+            if (
+                np.count_nonzero(upper == first) == upper.size
+            ):  # the usual case: all lanes within one 4 GiB window
                 address += (np.int64(first) << np.int64(32)) + offset
                 return address
             address += upper.astype(np.int64) << np.int64(32)

@@ -75,6 +75,11 @@ class RegisterMover:
             else:
                 view[waves, lanes] = items[0]
             return
+        if len(items) == 1 and waves is None:
+            raw = items[0] if items[0].flags.c_contiguous else np.ascontiguousarray(items[0])
+            words = raw.view(np.uint32).reshape(g.n, 64, self.registers)
+            g.views[self.words][...] = words.transpose(2, 0, 1)
+            return
         if len(items) == 1:
             words = np.ascontiguousarray(items[0]).view(np.uint32).reshape(*items[0].shape, self.registers)
         else:

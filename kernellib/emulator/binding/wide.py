@@ -56,7 +56,7 @@ def lshl_add_u64(plan: Plan, general: Step) -> Step:
         total = np.add(lower, addend, out=views[low]) if early else lower + addend
         carry = total < (addend if low != c_low else lower)
         np.add(upper, views[c_high], out=views[high])
-        if carry.any():
+        if np.count_nonzero(carry):
             np.add(views[high], one, out=views[high], where=carry)
         if not early:
             views[low][...] = total
