@@ -115,10 +115,17 @@ class GpuDevice:
             num_rounds: passes over the slots in one replay.
 
         Raises:
-            BenchError: torch sees no GPU; nothing can be timed. The driver cannot reset cache priorities.
+            BenchError: torch sees no GPU; nothing can be timed. The GPU is not torch's current one. The driver
+                cannot reset cache priorities.
         """
         if not torch.cuda.is_available():
             raise BenchError("torch sees no GPU, so there is no clock to time with; use a counted comparison")
+        current = torch.cuda.current_device()
+        if current != index:  # events, captures and the cache's reset go to the current device
+            raise BenchError(
+                f"index got {index}, wanted the current device, {current}; "
+                f"call torch.cuda.set_device({index}) before"
+            )
         self._index = index
         self._num_lead_in = num_lead_in
         self.num_rounds = num_rounds

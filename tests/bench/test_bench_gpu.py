@@ -22,6 +22,13 @@ def test_without_a_gpu_there_is_no_clock() -> None:
         GpuDevice()
 
 
+def test_a_gpu_that_is_not_the_current_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    with pytest.raises(BenchError, match=r"set_device\(1\)"):
+        GpuDevice(1)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")
 def test_the_tail_is_measured_on_this_gpu(tmp_path: Path) -> None:
