@@ -115,8 +115,8 @@ class GpuDevice:
             num_rounds: passes over the slots in one replay.
 
         Raises:
-            BenchError: torch sees no GPU; nothing can be timed. The GPU is not torch's current one. The driver
-                cannot reset cache priorities.
+            BenchError: torch sees no GPU, or the GPU is not torch's current one, or the driver cannot reset
+                cache priorities: nothing can be timed.
         """
         if not torch.cuda.is_available():
             raise BenchError("torch sees no GPU, so there is no clock to time with; use a counted comparison")
