@@ -364,7 +364,10 @@ class Cohort:
     def _comes_back(self, g: WaveGroup) -> bool:
         reads: dict[tuple[str, int, int], None] = {}
 
-        def note(space: str, action: str, mnemonic: str, size: int, addresses: Array, *_: Any) -> None:
+        counted = self.count
+
+        def note(space: str, action: str, mnemonic: str, size: int, addresses: Array, *rest: Any) -> None:
+            counted(space, action, mnemonic, size, addresses, *rest)  # what runs here has run
             for address in addresses.reshape(-1)[:64]:
                 if action != "store" and len(reads) < MAX_POLLED:
                     reads[space, int(address), size] = None

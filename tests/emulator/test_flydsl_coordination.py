@@ -36,6 +36,19 @@ def test_histogram_with_lds_and_global_atomics(n: int, high: int) -> None:
     assert session.launches[0].bytes_by_space["lds"]["atomic"] == 4 * n
 
 
+@pytest.mark.parametrize("seed", [0, 11])
+def test_what_runs_while_a_deadlock_is_looked_for_is_counted(seed: int) -> None:
+    """With seed 11 the scheduler wonders whether a group still gets anywhere, and runs it to find out."""
+    n = 3001
+    data = torch.randint(0, 3, (n,), generator=torch.Generator().manual_seed(n), dtype=torch.uint8)
+    bins = torch.zeros(256, dtype=torch.int32)
+    with emulator.emulated(mode="relaxed", schedule_seed=seed) as session:
+        coordination.histogram()(data.data_ptr(), bins.data_ptr(), n, 3)
+    assert torch.equal(bins, torch.bincount(data, minlength=256).int())
+    assert session.launches[0].bytes_by_space["lds"]["atomic"] == 4 * n
+    assert session.launches[0].bytes_by_space["global"]["load"] == n
+
+
 @pytest.mark.parametrize(("jobs", "blocks"), [(37, 5), (3, 8)])
 def test_persistent_work_queue(jobs: int, blocks: int) -> None:
     generator = torch.Generator().manual_seed(jobs)
