@@ -22,6 +22,7 @@ from kernellib.emulator.errors import LaunchArgumentError
 from kernellib.emulator.kernarg import PRIVATE_APERTURE, SHARED_APERTURE, Dim3, build_kernarg, check_arguments
 from kernellib.emulator.memory import MemoryMap
 from kernellib.emulator.operands import EXEC, M0, SPECIAL_SOURCES
+from kernellib.emulator.recycled import Recycled
 from kernellib.emulator.report import ByteTracker, LaunchReport
 from kernellib.emulator.resources import (
     LDS_BYTES_PER_CU,
@@ -154,7 +155,9 @@ class CompiledListing:
         return found
 
 
-_listings: dict[tuple[str, int, bool, bool, bool, bool], CompiledListing] = {}
+_listings: Recycled[tuple[str, int, bool, bool, bool, bool], CompiledListing] = Recycled(
+    lambda key: CompiledListing(*key), limit=256
+)
 _listings_lock = threading.Lock()
 
 
@@ -165,12 +168,7 @@ def compiled_listing(text: str, tuning: Tuning) -> CompiledListing:
         "uninitialised_registers" in tuning.sanitizers,
     )  # fmt: skip
     with _listings_lock:  # ranks are threads, and all launch the same listing at once
-        found = _listings.get(key)
-        if found is None:
-            if len(_listings) > 256:
-                _listings.clear()
-            found = _listings[key] = CompiledListing(*key)
-    return found
+        return _listings[key]
 
 
 def _run_alone(dispatcher: Dispatcher) -> None:

@@ -58,9 +58,8 @@ from ..record import Record
 from ..workload import EXACT_ROUNDING, FREE_ROUNDING, Arm, Expected, Launch, Workload
 
 OPERATOR = "latent_moe_tail"
-AFTER_PRODUCER = (
-    "latent_moe_tail_after_producer"  # another operator, so that records of the two never compare
-)
+# Another operator, so that records of the two never compare.
+AFTER_PRODUCER = "latent_moe_tail_after_producer"
 DEFAULT_ROTATION = 8
 NUM_VERSIONS = 3  # for trials; one more is kept for the check after timing
 EPS = 1e-6

@@ -26,6 +26,10 @@ def decode(scale: Array) -> Array:
     return np.where(scale == NAN, np.float32(np.nan), value).astype(np.float32)
 
 
+# Of every byte, as float64, in which products with them are exact.
+VALUES = decode(np.arange(256, dtype=np.uint8)).astype(np.float64)
+
+
 def exponent_of_f32(bits: Array) -> Array:
     """The E8M0 byte (uint8) that a conversion reads from a float32 scale operand's bits (uint32)."""
     return np.asarray(((bits >> np.uint32(23)) & np.uint32(0xFF)).astype(np.uint8))

@@ -17,6 +17,7 @@ from fractions import Fraction
 import numpy as np
 
 from kernellib.emulator.arith.formats import Array, bits_of, flush_denormals, format_of, quiet
+from kernellib.emulator.recycled import Recycled
 
 _TIE_MASK = np.uint64(0x1FFFFFFF)
 _TIE_BITS = np.uint64(0x10000000)
@@ -29,21 +30,12 @@ class _Scratch(threading.local):
     adding."""
 
     def __init__(self) -> None:
-        self.by_size: dict[int, tuple[Array, Array, Array, Array]] = {}
+        self.by_size = Recycled(_work_arrays, limit=32)
 
-    def get(self, size: int) -> tuple[Array, Array, Array, Array]:
-        found = self.by_size.get(size)
-        if found is None:
-            if len(self.by_size) > 32:
-                self.by_size.clear()
-            found = (
-                np.empty(size, np.float64),
-                np.empty(size, np.float64),
-                np.empty(size, np.bool_),
-                np.empty(size, np.float32),
-            )
-            self.by_size[size] = found
-        return found
+
+def _work_arrays(size: int) -> tuple[Array, Array, Array, Array]:
+    doubles = np.empty(size, np.float64), np.empty(size, np.float64)
+    return *doubles, np.empty(size, np.bool_), np.empty(size, np.float32)
 
 
 _scratch = _Scratch()
@@ -71,7 +63,7 @@ def fma32(a: Array, b: Array, c: Array, out: Array | None = None) -> Array:
     size = target.size
     if size == 0:
         return target
-    flat_x, flat_y, flat_tie, flat_single = _scratch.get(size)
+    flat_x, flat_y, flat_tie, flat_single = _scratch.by_size[size]
     single = flat_single.reshape(shape)
     # Underflow and overflow are rare; watching the processor's flags for them is free, scanning is not.
     with np.errstate(under="raise", over="raise", invalid="ignore", divide="ignore"):

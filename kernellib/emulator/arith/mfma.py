@@ -32,6 +32,7 @@ from kernellib.emulator.arith.formats import Array, flush_denormals
 from kernellib.emulator.arith.mfma_halves import decode_bf16, decode_f16
 from kernellib.emulator.arith.mfma_layout import Shape
 from kernellib.emulator.arith.smallfloat import E2M1, E2M3, E3M2, E4M3, E5M2, SmallFormat
+from kernellib.emulator.recycled import Recycled
 
 Decoder = Callable[[Array], Array]
 
@@ -40,8 +41,12 @@ class _Arrays(threading.local):
     """Temporary arrays of one thread: fresh ones of a matrix operation's size cost more than its sums."""
 
     def __init__(self) -> None:
-        self.rings: dict[tuple[tuple[int, ...], Any], tuple[list[Array], Iterator[int]]] = {}
-        self.sums: dict[tuple[Shape, int], _Sums] = {}
+        self.rings = Recycled(_ring, limit=64)
+        self.sums: Recycled[tuple[Shape, int], _Sums] = Recycled(lambda key: _Sums(*key), limit=16)
+
+
+def _ring(key: tuple[tuple[int, ...], Any]) -> Iterator[Array]:
+    return itertools.cycle([np.empty(*key) for _ in range(2)])
 
 
 _arrays = _Arrays()
@@ -53,15 +58,7 @@ def _scratch(shape: tuple[int, ...], dtype: Any) -> Array:
     One matrix operation has at most two of a shape in use, the two operands.  No more are kept: what is
     written next had better be in the processor's cache still.
     """
-    found = _arrays.rings.get((shape, dtype))
-    if found is None:
-        if len(_arrays.rings) > 64:
-            _arrays.rings.clear()
-        found = _arrays.rings[shape, dtype] = (
-            [np.empty(shape, dtype) for _ in range(2)],
-            itertools.cycle((0, 1)),
-        )
-    return found[0][next(found[1])]
+    return next(_arrays.rings[shape, dtype])
 
 
 class _Sums:
@@ -77,12 +74,7 @@ class _Sums:
     @staticmethod
     def of(shape: Shape, num_waves: int) -> _Sums:
         """Those of this thread."""
-        found = _arrays.sums.get((shape, num_waves))
-        if found is None:
-            if len(_arrays.sums) > 16:
-                _arrays.sums.clear()
-            found = _arrays.sums[shape, num_waves] = _Sums(shape, num_waves)
-        return found
+        return _arrays.sums[shape, num_waves]
 
 
 def _decode_f32(words: Array) -> Array:
@@ -136,7 +128,6 @@ def _decode_fp4(words: Array) -> Array:
 
 
 _FP4_PAIRS = _as_pairs(E2M1.table[np.arange(256) & 15], E2M1.table[np.arange(256) >> 4])
-_SCALES = e8m0.decode(np.arange(256, dtype=np.uint8)).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -288,7 +279,7 @@ def mfma_f8f6f4(
     left = left.reshape(num_waves, shape.m, blocks, 32).swapaxes(1, 2)
     right = right.reshape(num_waves, shape.n, blocks, 32).transpose(0, 2, 3, 1)
     scale_a, scale_b = (
-        _SCALES[layout.scales_to_rows(scale, rows)].swapaxes(1, 2)
+        e8m0.VALUES[layout.scales_to_rows(scale, rows)].swapaxes(1, 2)
         for scale, rows in zip(scales, (shape.m, shape.n), strict=True)
     )
     products = _scratch((num_waves, blocks, shape.m, shape.n), np.float64)

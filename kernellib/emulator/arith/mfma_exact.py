@@ -24,14 +24,13 @@ from kernellib.emulator.arith import e8m0
 from kernellib.emulator.arith.formats import Array
 from kernellib.emulator.arith.mfma_layout import LANES, Shape
 from kernellib.emulator.arith.smallfloat import E2M1, E4M3, E5M2, SmallFormat
+from kernellib.emulator.recycled import Recycled
 
 BLOCK = 32  # items of K that share a scale
 SIGNIFICAND_BITS = 53
 CACHED = 12
 CACHED_BYTES = 24 << 20
 SLICE = 16  # waves decoded at a time: their look-up indices stay in the processor's cache
-_SCALES = e8m0.decode(np.arange(256, dtype=np.uint8)).astype(np.float64)
-_BIAS, _NAN_SCALE = 127, 255
 
 
 class Codes:
@@ -72,7 +71,7 @@ class Operand:
         if self.decoded is None:
             n = self.registers.shape[1]
             shape = n, BLOCK * (LANES // self.rows), self.rows
-            into = np.empty(shape) if kept else _kept.array(use, shape, np.float64)
+            into = np.empty(shape) if kept else _kept.spare[use, shape, np.float64]
             _decode(self, into.reshape(n, BLOCK, LANES))
             self.decoded = into
         return self.decoded
@@ -83,16 +82,10 @@ class _Kept(threading.local):
 
     def __init__(self) -> None:
         self.operands: OrderedDict[tuple[object, ...], Operand] = OrderedDict()
-        self.spare: dict[tuple[object, ...], Array] = {}
-
-    def array(self, use: str, shape: tuple[int, ...], dtype: type) -> Array:
-        """An array that is this caller's until the next of that use."""
-        found = self.spare.get((use, shape))
-        if found is None:
-            if len(self.spare) > 32:
-                self.spare.clear()
-            found = self.spare[use, shape] = np.empty(shape, dtype)
-        return found
+        # by (use, shape, dtype): an array that is its caller's until the next of that use
+        self.spare: Recycled[tuple[str, tuple[int, ...], type], Array] = Recycled(
+            lambda key: np.empty(key[1], key[2]), limit=32
+        )
 
 
 _kept = _Kept()
@@ -129,8 +122,8 @@ def _same(kept: Operand, registers: Array, scale: Array | None) -> bool:
 def _make(registers: Array, codes: Codes, rows: int, scale: Array | None) -> Operand | None:
     least = most = 0
     if scale is not None:
-        least, most = int(scale.min()) - _BIAS, int(scale.max()) - _BIAS
-        if most == _NAN_SCALE - _BIAS:
+        least, most = int(scale.min()) - e8m0.BIAS, int(scale.max()) - e8m0.BIAS
+        if most == e8m0.NAN - e8m0.BIAS:
             return None
     largest = -1
     if codes.bits == 8:
@@ -169,12 +162,12 @@ def _decode(operand: Operand, values: Array) -> None:
     for first in range(0, len(values), SLICE):
         some = slice(first, first + SLICE)
         words = _words(operand.registers[:, some], operand.codes, operand.rows)
-        index = _kept.array("index", (len(words), BLOCK, LANES), np.intp)
+        index = _kept.spare["index", (len(words), BLOCK, LANES), np.intp]
         _codes(words, operand.codes.bits, index)
         part = values[some]
         np.take(operand.codes.table, index, out=part, mode="clip")  # clip: out is not buffered then
         if operand.scale is not None:
-            part *= _SCALES[operand.scale[some, None]]
+            part *= e8m0.VALUES[operand.scale[some, None]]
 
 
 def _codes(words: Array, bits: int, index: Array) -> None:

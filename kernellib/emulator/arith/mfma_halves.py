@@ -16,6 +16,7 @@ import numpy as np
 
 from kernellib.emulator.arith.formats import Array
 from kernellib.emulator.arith.mfma_layout import LANES
+from kernellib.emulator.recycled import Recycled
 
 Key = tuple[int, int, int, int, int]
 
@@ -46,20 +47,14 @@ class _Buffers:
 
 class _Kept(threading.local):
     def __init__(self) -> None:
-        self.buffers: dict[Key, _Buffers] = {}
+        self.buffers = Recycled(_Buffers, limit=16)
 
 
 _kept = _Kept()
 
 
 def _buffers(registers: Array, rows: int, blocks: int, pieces: int) -> _Buffers:
-    key = registers.shape[0], registers.shape[1], rows, blocks, pieces
-    found = _kept.buffers.get(key)
-    if found is None:
-        if len(_kept.buffers) > 16:
-            _kept.buffers.clear()
-        found = _kept.buffers[key] = _Buffers(key)
-    return found
+    return _kept.buffers[registers.shape[0], registers.shape[1], rows, blocks, pieces]
 
 
 def _halves(registers: Array, dtype: type) -> Array:
